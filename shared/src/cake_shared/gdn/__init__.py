@@ -1,0 +1,1 @@
+"""Gated DeltaNet: float64 oracle, chunked CPU backend, operators that several packages share."""

@@ -1,0 +1,1 @@
+"""What the tests of every package use: poisoned allocations, guard bands, bitwise comparison."""

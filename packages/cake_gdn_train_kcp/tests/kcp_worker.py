@@ -100,7 +100,7 @@ def global_case(scenario):
 
 
 def local_states(scenario, shard):
-    """Initial states of a rank's local sequences and gradients of their last ones; NaN in a row that must not matter."""
+    """Initial states of a rank's local sequences and gradients of their last ones; NaN where a row must not matter."""
     shape = (shard.sequences, 4, 24, 16) if scenario.options.get("state_v_first") else (shard.sequences, 4, 16, 24)
     rng = generator(100 + shard.rank)
     dtype = torch.float64 if scenario.dtype is torch.float64 else torch.float32

@@ -225,14 +225,14 @@ void h_wait(Warp& w, const Ins& i) {
   if (w.flight) w.flight->settle();
 }
 
-Element element_of(Decoder& d) {
+Element element_of(Decoder& d, const std::string& type) {
   static const std::pair<const char*, Element> names[] = {{"f16", Element::F16}, {"bf16", Element::BF16}, {"tf32", Element::TF32},
                                                           {"e4m3", Element::E4M3}, {"e5m2", Element::E5M2}, {"s8", Element::S8},
                                                           {"u8", Element::U8}};
   for (const auto& [name, element] : names) {
-    if (d.mods().take(name)) return element;
+    if (type == name && d.mods().take(type)) return element;
   }
-  d.unsupported("element type");
+  d.unsupported("element type " + type);
 }
 
 // .mN.kK as m64nNkK: the shape is one modifier.
@@ -268,7 +268,7 @@ void decode_product(Decoder& d, Ins& i) {
   if (types[0] == "f16") accumulator = Accumulator::F16;
   else if (types[0] == "s32") accumulator = Accumulator::S32;
   else if (types[0] != "f32") d.unsupported("accumulator " + types[0]);
-  const Element a = element_of(d), b = element_of(d);
+  const Element a = element_of(d, types[1]), b = element_of(d, types[2]);
   if (element_bytes(a) != element_bytes(b)) d.syntax("operand types of different width");
   const bool whole = a == Element::S8 || a == Element::U8;
   if (whole != (accumulator == Accumulator::S32)) d.syntax("this accumulator does not go with these operands");

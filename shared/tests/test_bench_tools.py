@@ -1,9 +1,12 @@
 """The repository's own checks: what they object to, and what they let pass."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
+
+from cake_shared.program import parse_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "tools").is_dir():
@@ -47,28 +50,24 @@ def test_other_texts_pass(line):
 def test_a_stale_readme_is_found(monkeypatch):
     readme = load("readme")
     text = (ROOT / "README.md").read_text()
-    monkeypatch.setattr(readme, "quickstart_text", lambda: "the run")
+    monkeypatch.setattr(readme, "quickstart_text", lambda: "what a run found")
     fresh = readme.fresh(text)
-    assert "the run" in fresh
+    assert "what a run found" in fresh
     assert readme.fresh(fresh) == fresh
-    assert readme.fresh(fresh.replace("the run", "another run")) == fresh
+    assert readme.fresh(fresh.replace("what a run found", "what another found")) == fresh
     with pytest.raises(ValueError, match="packages:begin"):
         readme.fresh(text.replace("<!-- packages:begin -->", ""))
 
 
 def test_the_readme_counts_stages_and_states_the_weakest_evidence(monkeypatch):
     readme = load("readme")
-    text = '{"stages": {"a": "x", "b": "y", "c": "z"}, "records": [%s, %s]}' % tuple(
-        '{"stage": "%s", "architecture": "sm_90a", "program": "p", "kind": "portable", "sources": ["s"], "budget": '
-        '{"threads": 32, "registers": 32, "shared_bytes": 0, "tmem_columns": 0, "ctas_per_sm": 1}, "evidence": [%s]}'
-        % (stage, evidence)
-        for stage, evidence in (
-            ("a", '{"kind": "compiled", "compiler": "nvcc", "date": "2026-01-01"}'),
-            ("b", '{"kind": "emulated", "orders": ["eager"], "date": "2026-01-01"}'),
-        )
-    )
-    program = pytest.importorskip("cake_shared.program")
-    monkeypatch.setattr(readme, "programs_of", lambda package: program.parse_programs(package, text))
+    budget = {"threads": 32, "registers": 32, "shared_bytes": 0, "tmem_columns": 0, "ctas_per_sm": 1}
+    compiled = {"kind": "compiled", "compiler": "nvcc", "date": "2026-01-01"}
+    emulated = {"kind": "emulated", "orders": ["eager"], "date": "2026-01-01"}
+    common = {"architecture": "sm_90a", "program": "p", "kind": "portable", "sources": ["s"], "budget": budget}
+    records = [{"stage": "a", "evidence": [compiled], **common}, {"stage": "b", "evidence": [emulated], **common}]
+    text = json.dumps({"stages": {"a": "x", "b": "y", "c": "z"}, "records": records})
+    monkeypatch.setattr(readme, "programs_of", lambda package: parse_programs(package, text))
     assert readme.architecture_cell("package", "sm_90a") == "2 of 3 stages, compiled"
     assert readme.architecture_cell("package", "sm_100a") == "0 of 3 stages"
 

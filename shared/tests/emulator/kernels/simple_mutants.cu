@@ -13,8 +13,8 @@ __device__ void global_body(const uint32_t* in, uint32_t* out) {
   if (Mutant == 3) v = *reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(in) + 2);  // misaligned
   if (Mutant == 4 && i == 5) const_cast<uint32_t*>(in)[i] = v;  // writes its const input
   if (Mutant == 5) v += out[i];              // reads what nothing wrote
-  if (Mutant == 6 && v > 100000) __trap();
-  if (Mutant == 7) assert(v < 100000);
+  if (Mutant == 6 && v > 100) __trap();
+  if (Mutant == 7) assert(v < 100);
   if (Mutant == 8) while (*static_cast<const volatile uint32_t*>(in) != 77) {}  // waits for what never comes
   out[to] = v * 2 + 1;
 }
@@ -115,7 +115,7 @@ __device__ void handover_body(const uint32_t* in, uint32_t* out) {
   uint32_t lane = threadIdx.x & 31;
   if (threadIdx.x == 0) {
     barrier_init(&full, 32);
-    barrier_init(&empty, Mutant == 1 ? 31 : Mutant == 2 ? 33 : 32);  // 1: one arrival too many; 2: one too few
+    barrier_init(&empty, Mutant == 1 ? 16 : Mutant == 2 ? 33 : 32);  // 1: two phases a round; 2: an arrival too few
     barrier_fence();
   }
   __syncthreads();

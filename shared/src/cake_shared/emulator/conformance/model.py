@@ -78,6 +78,14 @@ class Check:
         return data[self.offset_bytes : self.offset_bytes + self.count * itemsize].view(STORAGE[self.dtype])
 
 
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """What a program ends with that is wrong on purpose: the emulator's error class and the driver's error name."""
+
+    emulator: str
+    device: str
+
+
 @dataclasses.dataclass
 class Case:
     """A program with its inputs. ``buffers`` are the initial contents; the runners work on copies."""
@@ -86,6 +94,7 @@ class Case:
     buffers: dict[str, np.ndarray]
     launches: Sequence[Launch]
     checks: Sequence[Check]
+    refusal: Refusal | None = None
 
 
 @dataclasses.dataclass(frozen=True)

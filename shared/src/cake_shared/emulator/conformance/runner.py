@@ -14,7 +14,7 @@ import numpy as np
 
 from cake_shared._version import __version__
 from cake_shared.emulator.conformance import compare
-from cake_shared.emulator.conformance.model import Case, Check, Program
+from cake_shared.emulator.conformance.model import Case, Check, Program, Refusal
 
 PROGRAM_SECONDS = 300
 
@@ -99,11 +99,25 @@ def _judge_reference(case: Case, data: dict[str, np.ndarray]) -> list[compare.Ve
     return [v for v in verdicts if v is not None]
 
 
+def _judge_refusal(refusal: Refusal, emulated: Side, measured: Side | None) -> dict:
+    """A program that both sides must refuse: the emulator with its error, the GPU with its own."""
+    ended = {"emulator": emulated.error, "device": None if measured is None else measured.error}
+    wanted = {"emulator": refusal.emulator, "device": refusal.device}
+    refused = {
+        side: wanted[side] in (ended[side] or "") for side in wanted if side == "emulator" or measured is not None
+    }
+    entry = {"refusal_expected": wanted, "refused": refused}
+    entry["seconds"] = {"emulator": round(emulated.seconds, 2)}
+    return entry | {"verdict": "agrees" if all(refused.values()) else "differs"}
+
+
 def judge(program: Program, emulated: Side, measured: Side | None) -> dict:
     """One program's entry of the result file."""
     case = program.build()
     checks: Sequence[Check] = case.checks
     entry: dict = {"family": program.family, "checks": len(checks)}
+    if case.refusal is not None:
+        return entry | _judge_refusal(case.refusal, emulated, measured)
     passed = emulated.error is None
     if emulated.error:
         entry["emulator_error"] = emulated.error

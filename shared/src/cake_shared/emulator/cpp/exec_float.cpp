@@ -30,18 +30,57 @@ inline T out(T f) {
   return kSat ? clamp01(f) : f;
 }
 
-struct AddOp { template <class T> static T apply(T a, T b) { return a + b; } };
-struct SubOp { template <class T> static T apply(T a, T b) { return a - b; } };
-struct MulOp { template <class T> static T apply(T a, T b) { return a * b; } };
-struct DivOp { template <class T> static T apply(T a, T b) { return a / b; } };
+// An H200 flushes by the result rounded as if its exponent had no lower bound: a product that only the coarse spacing of
+// subnormals rounds up to the smallest normal number is flushed. `scaled` repeats the operation 2^64 times larger.
+template <bool kFtz, class T, class F>
+inline T flush_by_unbounded(T r, F scaled) {
+  if constexpr (kFtz && std::is_same_v<T, float>) {
+    if (std::fabs(r) == 0x1p-126f && std::fabs(scaled(0x1p64f)) < 0x1p-62f) return std::copysign(0.f, r);
+  }
+  return r;
+}
+
+struct AddOp {
+  template <class T>
+  static T apply(T a, T b) {
+    return a + b;
+  }
+};
+struct SubOp {
+  template <class T>
+  static T apply(T a, T b) {
+    return a - b;
+  }
+};
+struct MulOp {
+  template <class T>
+  static T apply(T a, T b) {
+    return a * b;
+  }
+};
+struct DivOp {
+  template <class T>
+  static T apply(T a, T b) {
+    return a / b;
+  }
+};
 
 template <class T, class Op, bool kFtz, bool kSat>
 void h_binary(Warp& w, const Ins& i) {
-  map2<T, T, T>(w, i, [](T a, T b) { return out<kFtz, kSat>(Op::apply(in<kFtz>(a), in<kFtz>(b))); });
+  map2<T, T, T>(w, i, [](T a, T b) {
+    a = in<kFtz>(a), b = in<kFtz>(b);
+    T r = Op::apply(a, b);
+    if constexpr (std::is_same_v<Op, MulOp>) r = flush_by_unbounded<kFtz>(r, [&](T s) { return Op::apply(a * s, b); });
+    return out<kFtz, kSat>(r);
+  });
 }
 template <class T, bool kFtz, bool kSat>
 void h_fma(Warp& w, const Ins& i) {
-  map3<T, T, T, T>(w, i, [](T a, T b, T c) { return out<kFtz, kSat>(std::fma(in<kFtz>(a), in<kFtz>(b), in<kFtz>(c))); });
+  map3<T, T, T, T>(w, i, [](T a, T b, T c) {
+    a = in<kFtz>(a), b = in<kFtz>(b), c = in<kFtz>(c);
+    const T r = std::fma(a, b, c);
+    return out<kFtz, kSat>(flush_by_unbounded<kFtz>(r, [&](T s) { return std::fma(a * s, b, c * s); }));
+  });
 }
 
 template <class T, class Op, Round kMode, bool kFtz, bool kSat>
@@ -51,6 +90,13 @@ void h_directed(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     volatile T x = in<kFtz>(get<T>(a, l)), y = in<kFtz>(get<T>(b, l));
     volatile T r = Op::template apply<T>(x, y);
+    if constexpr (std::is_same_v<Op, MulOp>) {
+      r = flush_by_unbounded<kFtz>(static_cast<T>(r), [&](T s) {
+        volatile T larger = x * s;
+        volatile T product = Op::template apply<T>(larger, y);
+        return static_cast<T>(product);
+      });
+    }
     put<T>(d, l, out<kFtz, kSat>(static_cast<T>(r)));
   });
 }
@@ -61,6 +107,11 @@ void h_directed_fma(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     volatile T x = in<kFtz>(get<T>(a, l)), y = in<kFtz>(get<T>(b, l)), z = in<kFtz>(get<T>(c, l));
     volatile T r = std::fma(static_cast<T>(x), static_cast<T>(y), static_cast<T>(z));
+    r = flush_by_unbounded<kFtz>(static_cast<T>(r), [&](T s) {
+      volatile T larger = x * s, addend = z * s;
+      volatile T sum = std::fma(static_cast<T>(larger), static_cast<T>(y), static_cast<T>(addend));
+      return static_cast<T>(sum);
+    });
     put<T>(d, l, out<kFtz, kSat>(static_cast<T>(r)));
   });
 }
@@ -81,9 +132,8 @@ void h_min_max(Warp& w, const Ins& i) {
 }
 template <class T, bool kMax, bool kNanWins, bool kFtz>
 void h_min_max3(Warp& w, const Ins& i) {
-  map3<T, T, T, T>(w, i, [](T a, T b, T c) {
-    return min_max<T, kMax, kNanWins, kFtz>(min_max<T, kMax, kNanWins, kFtz>(a, b), c);
-  });
+  map3<T, T, T, T>(
+      w, i, [](T a, T b, T c) { return min_max<T, kMax, kNanWins, kFtz>(min_max<T, kMax, kNanWins, kFtz>(a, b), c); });
 }
 template <bool kMax, bool kNanWins, bool kFtz>
 void h_min_max_xorsign(Warp& w, const Ins& i) {
@@ -95,8 +145,14 @@ void h_min_max_xorsign(Warp& w, const Ins& i) {
   });
 }
 
-template <class T, bool kFtz> void h_abs(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return std::fabs(in<kFtz>(a)); }); }
-template <class T, bool kFtz> void h_neg(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return -in<kFtz>(a); }); }
+template <class T, bool kFtz>
+void h_abs(Warp& w, const Ins& i) {
+  map1<T, T>(w, i, [](T a) { return std::fabs(in<kFtz>(a)); });
+}
+template <class T, bool kFtz>
+void h_neg(Warp& w, const Ins& i) {
+  map1<T, T>(w, i, [](T a) { return -in<kFtz>(a); });
+}
 
 void h_copysign_f32(Warp& w, const Ins& i) {
   map2<u32, u32, u32>(w, i, [](u32 a, u32 b) { return (a & 0x80000000u) | (b & 0x7fffffffu); });
@@ -111,8 +167,12 @@ void h_testp(Warp& w, const Ins& i) {
   u32 r = 0;
   each_lane(w.mask, [&](int l) {
     const int c = std::fpclassify(get<T>(a, l));
-    const bool t = i.flags == 0 ? c != FP_NAN : i.flags == 1 ? c == FP_NAN : i.flags == 2 ? c != FP_NAN && c != FP_INFINITE
-                   : i.flags == 3 ? c == FP_INFINITE : i.flags == 4 ? c == FP_NORMAL || c == FP_ZERO : c == FP_SUBNORMAL;
+    const bool t = i.flags == 0   ? c != FP_NAN
+                   : i.flags == 1 ? c == FP_NAN
+                   : i.flags == 2 ? c != FP_NAN && c != FP_INFINITE
+                   : i.flags == 3 ? c == FP_INFINITE
+                   : i.flags == 4 ? c == FP_NORMAL || c == FP_ZERO
+                                  : c == FP_SUBNORMAL;
     r |= u32(t) << l;
   });
   w.set_predicate(i.d, r);
@@ -157,7 +217,8 @@ template <class Op>
 Handler binary(Type t, const FloatMods& m) {
   if (t == Type::F64) return binary_of<double, Op, false, false>(m.round);
   if (t != Type::F32) return nullptr;
-  return with_flags(m.ftz, m.sat, [&]<bool kFtz, bool kSat>() -> Handler { return binary_of<float, Op, kFtz, kSat>(m.round); });
+  return with_flags(m.ftz, m.sat,
+                    [&]<bool kFtz, bool kSat>() -> Handler { return binary_of<float, Op, kFtz, kSat>(m.round); });
 }
 
 template <class T, bool kFtz, bool kSat>
@@ -172,7 +233,8 @@ Handler fma_of(int round) {
 Handler fma_handler(Type t, const FloatMods& m) {
   if (t == Type::F64) return fma_of<double, false, false>(m.round);
   if (t != Type::F32) return nullptr;
-  return with_flags(m.ftz, m.sat, [&]<bool kFtz, bool kSat>() -> Handler { return fma_of<float, kFtz, kSat>(m.round); });
+  return with_flags(m.ftz, m.sat,
+                    [&]<bool kFtz, bool kSat>() -> Handler { return fma_of<float, kFtz, kSat>(m.round); });
 }
 
 bool is_half(Type t) { return t == Type::F16 || t == Type::F16x2 || t == Type::BF16 || t == Type::BF16x2; }

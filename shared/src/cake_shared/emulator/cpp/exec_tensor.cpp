@@ -234,6 +234,11 @@ void h_tensor_copy(Warp& w, const Ins& i) {
     i32 coordinates[5];
     for (u32 k = 0; k < i.n; ++k) coordinates[k] = static_cast<i32>(w.lane32(ops.coordinates[k], l));
     const Box box(map, coordinates);
+    // Measured: an H200 answers anything else with an illegal instruction.
+    if (coordinates[0] * static_cast<i64>(box.size) % 16) {
+      fault("IllegalInstruction", "the box starts " + std::to_string(coordinates[0] * static_cast<i64>(box.size)) +
+            " bytes into the innermost dimension, a multiple of 16 is taken", l);
+    }
     check_global(w, box, move == Move::Store ? Rw::Write : move == Move::Reduce ? Rw::Atomic : Rw::Read, l);
     if (move == Move::Prefetch) return;
     ++w.stats->async_copies;

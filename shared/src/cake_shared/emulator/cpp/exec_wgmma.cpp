@@ -156,18 +156,23 @@ void check_registers(Warp& w, const u32* d_slots, u32 d_count, const u32* a_slot
   }
 }
 
-// What the product will read of shared memory, told to the detectors when it is issued.
-void announce(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors) {
-  SharedShadow* shadow = w.cta->shadow.get();
-  if (!shadow) return;
+// What the product reads of shared memory is told to the detectors when it is issued and again at the wait: between the two
+// nobody may write there.
+std::vector<u32> tiles_of(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors) {
+  std::vector<u32> tiles;
+  if (!w.cta->shadow) return tiles;
   const Shape s = shape_of(i);
   std::vector<float> scratch(32 * std::max(16u, s.n));
-  auto touch = [&](u32 at) { shadow->async_access(w, at, 16, true, false); };
+  auto touch = [&](u32 at) { tiles.push_back(at); };
   if (!(i.flags & kARegisters)) {
     read_tile(*w.cta, tile_of(descriptors[0], i.flags & kTransposeA), s.a, 16, static_cast<u32>(w.index % 4) * 16, scratch.data(), touch);
   }
-  // B is read for the warpgroup as a whole: one warp announces it.
-  if (w.index % 4 == 0) read_tile(*w.cta, tile_of(descriptors[1], i.flags & kTransposeB), s.b, s.n, 0, scratch.data(), touch);
+  read_tile(*w.cta, tile_of(descriptors[1], i.flags & kTransposeB), s.b, s.n, 0, scratch.data(), touch);
+  return tiles;
+}
+
+void announce(Warp& w, const std::vector<u32>& tiles) {
+  for (u32 at : tiles) w.cta->shadow->async_access(w, at, 16, true, false);
 }
 
 template <class T>
@@ -183,7 +188,6 @@ void h_wgmma(Warp& w, const Ins& i) {
   check_registers(w, d_slots, i.n, a_slots, a_count);
   const std::array<u64, 2> descriptors = {a_count ? 0 : w.lane64(i.a, 0), w.lane64(i.b, 0)};
   const bool accumulate = w.predicates[i.c] & 1;
-  announce(w, i, descriptors);
   const Shape s = shape_of(i);
   w.stats->mma_flops += 2ull * 16 * s.n * (32 / element_bytes(s.a));
   state.sequence.push_back(i.line);
@@ -192,6 +196,8 @@ void h_wgmma(Warp& w, const Ins& i) {
   entry->reads.assign(a_slots, a_slots + a_count);
   entry->line = i.line;
   entry->opcode = i.opcode;
+  entry->tiles = tiles_of(w, i, descriptors);
+  announce(w, entry->tiles);
   Warp* warp = &w;
   const Ins* ins = &i;
   FlightEntry* own = entry.get();  // the entry outlives its operation: the warp's groups hold it
@@ -218,6 +224,7 @@ void h_wait(Warp& w, const Ins& i) {
   while (state.committed.size() > static_cast<size_t>(i.imm)) {
     for (auto& entry : state.committed.front()) {
       w.gang->async.complete(*w.gang, entry->op);
+      announce(w, entry->tiles);
       entry->waited = true;
     }
     state.committed.pop_front();

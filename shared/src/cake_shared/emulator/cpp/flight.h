@@ -13,6 +13,7 @@ struct Warp;
 struct FlightEntry {
   AsyncHandle op;
   std::vector<u32> writes, reads;  // register slots
+  std::vector<u32> tiles;          // 16-byte chunks of shared memory that the operation reads
   u32 line = 0;
   u32 opcode = 0;
   bool waited = false;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -33,6 +34,25 @@ def add_exact(x: Array, y: Array, fmt: rd.Format, mode: str) -> Array:
 def fma_exact(x: Array, y: Array, z: Array, fmt: rd.Format, mode: str) -> Array:
     """x * y + z rounded once; the product of two values of at most 24 bits is exact in float64."""
     return add_exact(x * y, z, fmt, mode)
+
+
+def _tiny_to_zero(high: Array, low: Array | float, rounded: Array, fmt: rd.Format, mode: str) -> Array:
+    """What ``.ftz`` makes of high + low: an H200 looks at the result rounded as if its exponent had no lower bound."""
+    unbounded = rd.round_to(high, low, dataclasses.replace(fmt, min_exponent=-900), mode)
+    tiny = (np.abs(unbounded) < 2.0**fmt.min_exponent) & (unbounded != 0)
+    return np.where(tiny, np.copysign(0.0, high), rounded)
+
+
+def multiply(x: Array, y: Array, fmt: rd.Format, mode: str, ftz: object) -> Array:
+    """x * y rounded once; with ``ftz`` flushed by the exact product."""
+    rounded = rd.round_to(x * y, 0.0, fmt, mode)
+    return _tiny_to_zero(x * y, 0.0, rounded, fmt, mode) if ftz else rounded
+
+
+def fuse(x: Array, y: Array, z: Array, fmt: rd.Format, mode: str, ftz: object) -> Array:
+    """x * y + z rounded once; with ``ftz`` flushed by the exact sum."""
+    rounded = fma_exact(x, y, z, fmt, mode)
+    return _tiny_to_zero(*rd.two_sum(x * y, z), rounded, fmt, mode) if ftz else rounded
 
 
 def div_exact(x: Array, y: Array, fmt: rd.Format, mode: str) -> Array:
@@ -115,8 +135,8 @@ def single() -> list[Snippet]:
                 clamp = saturate if sat else (lambda v: v)
                 add("add" + end, 2, lambda x, y, m=mode, c=clamp: c(add_exact(x, y, f, m)), bool(ftz))
                 add("sub" + end, 2, lambda x, y, m=mode, c=clamp: c(add_exact(x, -y, f, m)), bool(ftz))
-                add("mul" + end, 2, lambda x, y, m=mode, c=clamp: c(rd.round_to(x * y, 0.0, f, m)), bool(ftz))
-                add("fma" + end, 3, lambda x, y, z, m=mode, c=clamp: c(fma_exact(x, y, z, f, m)), bool(ftz))
+                add("mul" + end, 2, lambda x, y, m=mode, c=clamp, t=ftz: c(multiply(x, y, f, m, t)), bool(ftz))
+                add("fma" + end, 3, lambda x, y, z, m=mode, c=clamp, t=ftz: c(fuse(x, y, z, f, m, t)), bool(ftz))
             end = f".{mode}{ftz}.f32"
             add("div" + end, 2, lambda x, y, m=mode: div_exact(x, y, f, m), bool(ftz))
             add("rcp" + end, 1, lambda x, m=mode: div_exact(np.ones_like(x), x, f, m), bool(ftz))
@@ -154,17 +174,27 @@ def single() -> list[Snippet]:
 
 
 def _edge_of_flushing() -> list[Snippet]:
-    """Products just below the smallest normal number that round up to it: whether .ftz flushes, the GPU says."""
+    """Products just below the smallest normal number that round up to it: .ftz flushes them."""
 
     def near(a: Array, b: Array) -> tuple[Array, Array]:
         return (a & 0x80000003) + np.uint32(0x00800000), (b & 7) ^ np.uint32(0x3F7FFFFF)
 
     body = "{{ .reg .b32 z; mov.b32 z, 0x80000000; fma.rn.ftz.f32 {d}, {a}, {b}, z; }}"
-    return [
-        Snippet("mul.rn.ftz.f32 at the edge", "mul.rn.ftz.f32 {d}, {a}, {b};", ("f32", "f32"), ("f32",), domain=near),
-        Snippet("mul.rp.ftz.f32 at the edge", "mul.rp.ftz.f32 {d}, {a}, {b};", ("f32", "f32"), ("f32",), domain=near),
-        Snippet("fma.rn.ftz.f32 at the edge", body, ("f32", "f32"), ("f32",), domain=near),
+    two, one = ("f32", "f32"), ("f32",)
+
+    def product(mode: str) -> Callable[..., Array]:
+        return lambda a, b: rd.f32_bits(multiply(widen(a, "f32"), widen(b, "f32"), rd.F32, mode, True))
+
+    def fused(a: Array, b: Array) -> Array:
+        return rd.f32_bits(fuse(widen(a, "f32"), widen(b, "f32"), np.full(a.shape, -0.0), rd.F32, "rn", True))
+
+    rows = [
+        Snippet(
+            f"mul.{m}.ftz.f32 at the edge", f"mul.{m}.ftz.f32 {{d}}, {{a}}, {{b}};", two, one, product(m), domain=near
+        )
+        for m in ("rn", "rp")
     ]
+    return [*rows, Snippet("fma.rn.ftz.f32 at the edge", body, two, one, fused, domain=near)]
 
 
 def _testp(kind: str) -> list[Snippet]:
@@ -300,20 +330,6 @@ def half() -> list[Snippet]:
             body = f"{name} {{d}}, {operands};"
             rows.append(Snippet(name, body, (type_,) * arity, (type_,), reference, "nan", domain=domain))
 
-    def tiny_to_zero(high: Array, low: Array | float, rounded: Array) -> Array:
-        # An H200 flushes FP16 results that are subnormal before rounding, also those that would round up to normal.
-        least = 2.0**rd.F16.min_exponent
-        tiny = (np.abs(high) < least) | ((np.abs(high) == least) & (np.sign(low) * np.sign(high) < 0))
-        return np.where(tiny, np.copysign(0.0, high), rounded)
-
-    def multiply(x: Array, y: Array, f: rd.Format, ftz: bool) -> Array:
-        rounded = rd.round_to(x * y, 0.0, f, "rn")
-        return tiny_to_zero(x * y, 0.0, rounded) if ftz else rounded
-
-    def fuse(x: Array, y: Array, z: Array, f: rd.Format, ftz: bool) -> Array:
-        rounded = fma_exact(x, y, z, f, "rn")
-        return tiny_to_zero(*rd.two_sum(x * y, z), rounded) if ftz else rounded
-
     same = lambda v: v  # noqa: E731
     for kind in ("f16", "bf16"):
         f = FORMATS[kind]
@@ -323,12 +339,12 @@ def half() -> list[Snippet]:
         for end, clamp, ftz in ends:
             add("add" + end, kind, 2, lambda x, y, c=clamp, f=f: c(add_exact(x, y, f, "rn")), ftz)
             add("sub" + end, kind, 2, lambda x, y, c=clamp, f=f: c(add_exact(x, -y, f, "rn")), ftz)
-            add("mul" + end, kind, 2, lambda x, y, c=clamp, f=f, z=ftz: c(multiply(x, y, f, z)), ftz)
-            add("fma" + end, kind, 3, lambda x, y, z, c=clamp, f=f, t=ftz: c(fuse(x, y, z, f, t)), ftz)
+            add("mul" + end, kind, 2, lambda x, y, c=clamp, f=f, t=ftz: c(multiply(x, y, f, "rn", t)), ftz)
+            add("fma" + end, kind, 3, lambda x, y, z, c=clamp, f=f, t=ftz: c(fuse(x, y, z, f, "rn", t)), ftz)
         for end, ftz in ((".rn.relu", False), (".rn.ftz.relu", True)):
             if kind == "bf16" and ftz:
                 continue
-            add("fma" + end, kind, 3, lambda x, y, z, f=f, t=ftz: relu(fuse(x, y, z, f, t)), ftz)
+            add("fma" + end, kind, 3, lambda x, y, z, f=f, t=ftz: relu(fuse(x, y, z, f, "rn", t)), ftz)
         for name, greater in (("min", False), ("max", True)):
             for nan in ("", ".NaN"):
                 add(name + nan, kind, 2, lambda x, y, g=greater, p=bool(nan): lesser(x, y, g, p), False)

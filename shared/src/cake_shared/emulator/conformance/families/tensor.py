@@ -9,7 +9,7 @@ import numpy as np
 
 from cake_shared.emulator.conformance import ptx_text
 from cake_shared.emulator.conformance import rounding as rd
-from cake_shared.emulator.conformance.model import STORAGE, Case, Check, Launch, MapArg, Program, Ptr, widen
+from cake_shared.emulator.conformance.model import STORAGE, Case, Check, Launch, MapArg, Program, Ptr, Refusal, widen
 
 Array = np.ndarray
 THREADS = 128
@@ -122,34 +122,34 @@ class Copy:
 LOADS = [
     Copy("1d u8", "u8", (100,), (64,), (16,)),
     Copy("1d f32 beyond the end", "f32", (50,), (32,), (40,)),
-    Copy("1d f32 before the start", "f32", (50,), (32,), (-9,)),
-    Copy("1d f64", "f64", (40,), (16,), (3,)),
+    Copy("1d f32 before the start", "f32", (50,), (32,), (-8,)),
+    Copy("1d f64", "f64", (40,), (16,), (4,)),
     Copy("2d bf16 no swizzle", "bf16", (72, 20), (16, 8), (8, 4)),
     Copy("2d bf16 32B", "bf16", (72, 40), (16, 24), (8, 3), 32),
-    Copy("2d bf16 64B", "bf16", (72, 40), (32, 24), (7, 2), 64),
+    Copy("2d bf16 64B", "bf16", (72, 40), (32, 24), (8, 2), 64),
     Copy("2d bf16 128B", "bf16", (136, 40), (64, 32), (64, 5), 128),
     Copy("2d bf16 128B all corners out", "bf16", (40, 10), (64, 16), (-8, -3), 128),
     Copy("2d bf16 entirely outside", "bf16", (40, 10), (16, 8), (64, 32)),
     Copy("2d f16 NaN fill 128B", "f16", (40, 10), (64, 16), (8, 4), 128, True),
-    Copy("2d f32 NaN fill", "f32", (20, 6), (16, 8), (-5, 2), 0, True),
-    Copy("2d bf16 NaN fill", "bf16", (20, 6), (16, 8), (9, -2), 32, True),
-    Copy("2d f32 128B padded rows", "f32", (40, 20), (32, 16), (5, 2), 128, False, 48),
-    Copy("2d u8 128B", "u8", (200, 20), (128, 8), (33, 9), 128),
-    Copy("2d u32 64B", "u32", (30, 20), (16, 20), (11, 1), 64),
+    Copy("2d f32 NaN fill", "f32", (20, 6), (16, 8), (-4, 2), 0, True),
+    Copy("2d bf16 NaN fill", "bf16", (20, 6), (16, 8), (8, -2), 32, True),
+    Copy("2d f32 128B padded rows", "f32", (40, 20), (32, 16), (12, 2), 128, False, 48),
+    Copy("2d u8 128B", "u8", (200, 20), (128, 8), (112, 9), 128),
+    Copy("2d u32 64B", "u32", (30, 20), (16, 20), (20, 1), 64),
     Copy("2d u64 128B", "u64", (30, 9), (16, 8), (2, 2), 128),
     Copy("2d bf16 box inner below the swizzle span", "bf16", (64, 32), (32, 16), (16, 4), 128),
-    Copy("3d bf16 128B", "bf16", (72, 12, 5), (64, 8, 3), (4, 6, 3), 128),
-    Copy("3d f32 64B", "f32", (20, 7, 6), (16, 4, 2), (-3, 5, 4), 64),
+    Copy("3d bf16 128B", "bf16", (72, 12, 5), (64, 8, 3), (24, 6, 3), 128),
+    Copy("3d f32 64B", "f32", (20, 7, 6), (16, 4, 2), (-4, 5, 4), 64),
     Copy("4d u16 32B", "u16", (24, 5, 4, 3), (16, 4, 2, 2), (8, 2, -1, 2), 32),
-    Copy("5d bf16", "bf16", (16, 5, 4, 3, 3), (8, 3, 2, 2, 2), (4, 3, 1, -1, 2)),
-    Copy("5d f32 128B", "f32", (40, 3, 4, 3, 2), (32, 2, 2, 2, 2), (6, 2, 3, 1, 1), 128),
-    Copy("2d bf16 element strides", "bf16", (64, 32), (16, 16), (4, 3), 0, False, 0, (1, 2)),
+    Copy("5d bf16", "bf16", (16, 5, 4, 3, 3), (8, 3, 2, 2, 2), (8, 3, 1, -1, 2)),
+    Copy("5d f32 128B", "f32", (40, 3, 4, 3, 2), (32, 2, 2, 2, 2), (12, 2, 3, 1, 1), 128),
+    Copy("2d bf16 element strides", "bf16", (64, 32), (16, 16), (8, 3), 0, False, 0, (1, 2)),
 ]
 
 STORES = [
-    Copy("1d u32", "u32", (50,), (32,), (30,)),
+    Copy("1d u32", "u32", (50,), (32,), (28,)),
     Copy("2d bf16", "bf16", (40, 20), (16, 8), (32, 15)),
-    Copy("2d bf16 32B", "bf16", (40, 20), (16, 8), (-4, -2), 32),
+    Copy("2d bf16 32B", "bf16", (40, 20), (16, 8), (-8, -2), 32),
     Copy("2d bf16 64B", "bf16", (72, 40), (32, 16), (48, 30), 64),
     Copy("2d bf16 128B", "bf16", (136, 40), (64, 16), (64, 5), 128),
     Copy("2d f32 128B", "f32", (40, 20), (32, 16), (20, 10), 128),
@@ -191,9 +191,9 @@ REDUCTIONS: list[tuple[str, Copy, Callable[[Array, Array], Array]]] = [
     for op in ("add", "min", "max", "and", "or", "xor", "inc", "dec")
 ]
 REDUCTIONS += [
-    ("add", Copy("add s32", "s32", (40, 12), (16, 8), (-3, 6)), _integer_reduction("add", None)),
-    ("min", Copy("min s32", "s32", (40, 12), (16, 8), (-3, 6)), _integer_reduction("min", "int32")),
-    ("max", Copy("max s32", "s32", (40, 12), (16, 8), (-3, 6)), _integer_reduction("max", "int32")),
+    ("add", Copy("add s32", "s32", (40, 12), (16, 8), (-4, 6)), _integer_reduction("add", None)),
+    ("min", Copy("min s32", "s32", (40, 12), (16, 8), (-4, 6)), _integer_reduction("min", "int32")),
+    ("max", Copy("max s32", "s32", (40, 12), (16, 8), (-4, 6)), _integer_reduction("max", "int32")),
     ("add", Copy("add u64", "u64", (40, 12), (16, 8), (28, 6)), _integer_reduction("add", None)),
     ("min", Copy("min s64", "s64", (40, 12), (16, 8), (28, 6)), _integer_reduction("min", "int64")),
     ("add", Copy("add f32 128B", "f32", (40, 12), (32, 8), (20, 6), 128), _f32_add),
@@ -401,8 +401,8 @@ def build_reductions() -> Case:
 
 
 MULTICASTS = [
-    (2, 0b11, Copy("2 CTAs", "bf16", (72, 20), (64, 8), (3, 15), 128)),
-    (4, 0b1011, Copy("3 of 4 CTAs", "f32", (40, 20), (16, 8), (-2, 3), 64)),
+    (2, 0b11, Copy("2 CTAs", "bf16", (72, 20), (64, 8), (16, 15), 128)),
+    (4, 0b1011, Copy("3 of 4 CTAs", "f32", (40, 20), (16, 8), (-4, 3), 64)),
 ]
 
 
@@ -429,7 +429,25 @@ def build_multicasts() -> Case:
     return Case(lambda: ptx_text.module(*entries), {"tensor": joined, "out": out}, launches, checks)
 
 
+def _build_unaligned(copy: Copy) -> Case:
+    """A load whose innermost start is no multiple of 16 bytes: an H200 answers with an illegal instruction."""
+    args = (copy.map_arg("tensor"), Ptr("out"), *_coordinates(copy))
+    launch = Launch("load", (1, 1, 1), (THREADS, 1, 1), args, shared_bytes=_barrier_offset(copy.box_bytes) + 16)
+    buffers = {"tensor": np.zeros(_tensors([copy], 1)[0].size, np.uint8), "out": np.zeros(copy.box_bytes, np.uint8)}
+    refused = Refusal("IllegalInstruction", "CUDA_ERROR_ILLEGAL_INSTRUCTION")
+    return Case(lambda: ptx_text.module(load_kernel("load", copy)), buffers, [launch], [], refused)
+
+
+UNALIGNED = [
+    Copy("f32 before the start", "f32", (50, 8), (32, 4), (-9, 0)),
+    Copy("bf16 inside", "bf16", (72, 20), (64, 8), (3, 2), 128),
+]
+
 PROGRAMS = [
+    *(
+        Program(f"tensor copy unaligned start, {copy.name}", "tensor copies", lambda copy=copy: _build_unaligned(copy))
+        for copy in UNALIGNED
+    ),
     Program("tensor copy loads", "tensor copies", build_loads),
     Program("tensor copy stores", "tensor copies", build_stores),
     Program("tensor copy reductions", "tensor copies", build_reductions),

@@ -200,6 +200,15 @@ def test_races_between_warps_and_what_orders_them():
         ).launch("k", 1, 64, [out], options=Options(order="random", seed=5))
 
 
+def test_all_threads_may_store_one_value_but_not_two():
+    store = "st.shared.u32 [%r2], {}; bar.sync 0; ld.shared.u32 %r6, [%r2]; st.global.u32 [%rd2], %r6;"
+    out = np.zeros(64, np.uint32)
+    shared_module(store.format("7")).launch("k", 1, 64, [out])
+    assert (out == 7).all()
+    with pytest.raises(SharedRace, match="a write by warp 1"):
+        shared_module(store.format("%r0")).launch("k", 1, 64, [out])
+
+
 def bulk_copy(wait="wait: mbarrier.try_wait.parity.shared.b64 %p2, [%r3], 0; @!%p2 bra wait;", expect=128, count=1):
     return shared_module(
         f"""setp.ne.u32 %p1, %r0, 0;

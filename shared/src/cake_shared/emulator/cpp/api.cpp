@@ -58,7 +58,14 @@ std::string describe(const Module& m) {
   j.end(']').key("variables").begin('[');
   for (const auto& v : m.ast().variables) {
     if (v.space == Space::Shared) continue;
-    j.begin('{').key("name").value(v.name).key("bytes").value(v.bytes).key("address").value(m.variable_address(v)).end('}');
+    j.begin('{')
+        .key("name")
+        .value(v.name)
+        .key("bytes")
+        .value(v.bytes)
+        .key("address")
+        .value(m.variable_address(v))
+        .end('}');
   }
   j.end(']').end('}');
   return j.text();
@@ -84,7 +91,10 @@ std::string report(const Program& p, const Stats& s, double seconds) {
   j.end('}').key("bytes").begin('{');
   const char* spaces[] = {"generic", "global", "shared", "cluster", "local", "param", "const"};
   for (int k = 0; k < 7; ++k) {
-    j.key(std::string(spaces[k]) + "_read").value(s.bytes[k][0]).key(std::string(spaces[k]) + "_write").value(s.bytes[k][1]);
+    j.key(std::string(spaces[k]) + "_read")
+        .value(s.bytes[k][0])
+        .key(std::string(spaces[k]) + "_write")
+        .value(s.bytes[k][1]);
   }
   j.end('}').key("shared_accesses").value(s.shared_accesses).key("shared_wavefronts").value(s.shared_wavefronts);
   j.key("mma_flops").value(s.mma_flops).key("async_copies").value(s.async_copies);
@@ -96,24 +106,34 @@ void check_limits(const Program& p, const CakeEmuLaunch& l) {
   const Limits limits;
   u64 threads = 1, ctas = 1;
   for (int k = 0; k < 3; ++k) {
-    if (l.grid[k] == 0 || l.block[k] == 0 || l.cluster[k] == 0) fault("LaunchError", "a dimension of the launch is zero");
+    if (l.grid[k] == 0) fault("LaunchError", "dimension " + std::to_string(k) + " of the grid is 0");
+    if (l.block[k] == 0) fault("LaunchError", "dimension " + std::to_string(k) + " of the block is 0");
+    if (l.cluster[k] == 0) fault("LaunchError", "dimension " + std::to_string(k) + " of the cluster is 0");
     if (l.grid[k] % l.cluster[k]) fault("LaunchError", "the grid is no multiple of the cluster");
-    if (k > 0 && l.grid[k] > 65535) fault("LaunchError", "grid dimension " + std::to_string(l.grid[k]) + " exceeds 65535");
+    if (k > 0 && l.grid[k] > 65535)
+      fault("LaunchError", "grid dimension " + std::to_string(l.grid[k]) + " exceeds 65535");
     threads *= l.block[k];
     ctas *= l.cluster[k];
-    if (p.required_threads[0] && p.required_threads[k] != l.block[k]) fault("LaunchError", "the kernel requires another block shape");
+    if (p.required_threads[0] && p.required_threads[k] != l.block[k])
+      fault("LaunchError", "the kernel requires another block shape");
     if (p.cluster[0] && p.cluster[k] != l.cluster[k]) fault("LaunchError", "the kernel requires another cluster shape");
   }
   const u32 most = p.max_threads ? std::min(p.max_threads, limits.threads) : limits.threads;
-  if (threads > most) fault("LaunchError", std::to_string(threads) + " threads in a CTA, at most " + std::to_string(most));
-  if (ctas > limits.cluster_ctas) fault("LaunchError", std::to_string(ctas) + " CTAs in a cluster, at most " + std::to_string(limits.cluster_ctas));
+  if (threads > most)
+    fault("LaunchError", std::to_string(threads) + " threads in a CTA, at most " + std::to_string(most));
+  if (ctas > limits.cluster_ctas)
+    fault("LaunchError", std::to_string(ctas) + " CTAs in a cluster, at most " + std::to_string(limits.cluster_ctas));
   const u64 shared = static_cast<u64>(p.shared_end - kSharedBase) + l.dynamic_shared;
-  if (shared > limits.shared_bytes) fault("LaunchError", std::to_string(shared) + " bytes of shared memory, at most " + std::to_string(limits.shared_bytes));
+  if (shared > limits.shared_bytes)
+    fault("LaunchError",
+          std::to_string(shared) + " bytes of shared memory, at most " + std::to_string(limits.shared_bytes));
   if (p.max_registers && p.max_registers * threads > limits.registers) {
-    fault("LaunchError", std::to_string(p.max_registers) + " registers for each of " + std::to_string(threads) + " threads exceed the SM's 65536");
+    fault("LaunchError", std::to_string(p.max_registers) + " registers for each of " + std::to_string(threads) +
+                             " threads exceed the SM's 65536");
   }
   if (l.param_bytes != p.param_bytes) {
-    fault("LaunchError", std::to_string(l.param_bytes) + " bytes of parameters, the kernel takes " + std::to_string(p.param_bytes));
+    fault("LaunchError",
+          std::to_string(l.param_bytes) + " bytes of parameters, the kernel takes " + std::to_string(p.param_bytes));
   }
 }
 
@@ -164,7 +184,8 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     launch.registry.add({at, at + l->param_bytes, true, nullptr, "the kernel's parameters"});
     for (u64 k = 0; k < l->allocation_count; ++k) {
       const CakeEmuAllocation& a = l->allocations[k];
-      launch.registry.add({a.begin, a.begin + a.bytes, (a.flags & 1) != 0, l->detect == 2 ? a.written : nullptr, a.name});
+      launch.registry.add(
+          {a.begin, a.begin + a.bytes, (a.flags & 1) != 0, l->detect == 2 ? a.written : nullptr, a.name});
     }
     launch.registry.finish();
     launch.order = static_cast<Order>(l->order);

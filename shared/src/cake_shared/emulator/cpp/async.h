@@ -18,7 +18,7 @@ struct AsyncOp {
   std::function<void()> run;
   u64 stream = 0;
   bool done = false;
-  bool waited = false;  // a thread has waited for it
+  bool waited = false;     // a thread has waited for it
   Warp* issuer = nullptr;  // for the place of a fault
   int pc = -1;
 };
@@ -31,8 +31,8 @@ class AsyncQueue {
   bool empty() const { return pending_.empty(); }
   size_t size() const { return pending_.size(); }
   void complete(Gang& gang, const AsyncHandle& op);  // with what must come before it
-  bool complete_some(Gang& gang);                     // one, chosen by the order; false when there is none
-  void maybe_complete(Gang& gang);                    // Order::Random: sometimes one
+  bool complete_some(Gang& gang);                    // one, chosen by the order; false when there is none
+  void maybe_complete(Gang& gang);                   // Order::Random: sometimes one
   void clear() { pending_.clear(); }
 
  private:

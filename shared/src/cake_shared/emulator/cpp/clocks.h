@@ -1,4 +1,5 @@
-// Happens-before between the warps of a gang: vector clocks, passed on by barriers, fences and asynchronous completions.
+// Happens-before between the warps of a gang: vector clocks, passed on by barriers, fences and asynchronous
+// completions.
 //
 // Actors are the warps, and one actor a mbarrier for the copies that complete on it. A warp knows of another actor's
 // work up to a clock; what an actor did at a later clock is unordered with it. A second vector tells up to which clock

@@ -9,10 +9,10 @@ namespace cake::emu {
 const DecoderTable& DecoderTable::instance() {
   static const DecoderTable table = [] {
     DecoderTable t;
-    for (auto add : {register_integer, register_bits, register_float, register_approx, register_half, register_convert,
-                     register_predicate, register_move, register_memory, register_atomic, register_warp, register_sync,
-                     register_control, register_mma, register_async, register_mbarrier, register_wgmma,
-                     register_tcgen05}) {
+    for (auto add :
+         {register_integer, register_bits, register_float, register_approx, register_half, register_convert,
+          register_predicate, register_move, register_memory, register_atomic, register_warp, register_sync,
+          register_control, register_mma, register_async, register_mbarrier, register_wgmma, register_tcgen05}) {
       add(t);
     }
     return t;
@@ -301,11 +301,13 @@ void Decoder::call(Ins& ins) {
   const FunctionAst& f = *it->second;
   auto local = [&](const Operand& o) {
     u32 offset = 0;
-    if (o.kind != Operand::Name || !local_variable(o.name, offset)) unsupported("call arguments other than .param variables");
+    if (o.kind != Operand::Name || !local_variable(o.name, offset))
+      unsupported("call arguments other than .param variables");
     return offset;
   };
   const size_t given = arguments ? arguments->items.size() : 0, taken = returns ? returns->items.size() : 0;
-  if (given != f.params.size() || taken > f.returns.size()) syntax("call of " + callee + " with a wrong number of arguments");
+  if (given != f.params.size() || taken > f.returns.size())
+    syntax("call of " + callee + " with a wrong number of arguments");
   if (!f.has_body) {
     ins.fn = external_function(callee);
     if (!ins.fn) unsupported("call of external function " + callee);

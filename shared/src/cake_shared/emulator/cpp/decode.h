@@ -53,7 +53,9 @@ using SymbolTable = std::unordered_map<std::string, Symbol>;
 // The modifiers of the opcode being decoded. A decoder takes each one it understands; what is left over is an error.
 class Modifiers {
  public:
-  explicit Modifiers(const std::vector<std::string>& parts) : parts_(parts), used_(parts.size(), false) { used_[0] = true; }
+  explicit Modifiers(const std::vector<std::string>& parts) : parts_(parts), used_(parts.size(), false) {
+    used_[0] = true;
+  }
   bool take(const std::string& name);
   // The first of `names` present; -1 when none is.
   int take_one(std::initializer_list<const char*> names);
@@ -70,7 +72,8 @@ class Modifiers {
 
 class Decoder {
  public:
-  Decoder(Program& program, const SymbolTable& symbols, const std::unordered_map<std::string, const FunctionAst*>& functions)
+  Decoder(Program& program, const SymbolTable& symbols,
+          const std::unordered_map<std::string, const FunctionAst*>& functions)
       : program_(program), symbols_(symbols), functions_(functions) {}
   void kernel(const FunctionAst& f);
 
@@ -83,19 +86,19 @@ class Decoder {
   [[noreturn]] void unsupported(const std::string& why) const;
   [[noreturn]] void syntax(const std::string& why) const;
 
-  u32 source(const Operand& o, u32 width);       // slot of a register, immediate, special register or symbol
+  u32 source(const Operand& o, u32 width);  // slot of a register, immediate, special register or symbol
   u32 source(size_t k, u32 width) { return source(op(k), width); }
-  u32 source(const Operand& o, Type t);          // as above; immediates are converted to the type
+  u32 source(const Operand& o, Type t);  // as above; immediates are converted to the type
   u32 source(size_t k, Type t) { return source(op(k), t); }
   u32 dest(const Operand& o, u32 width, bool sign_extend = false);  // "_" gives a scratch slot
   u32 dest(size_t k, u32 width, bool sign_extend = false) { return dest(op(k), width, sign_extend); }
-  u32 predicate(const Operand& o);               // source; a negated or constant one is put into a temporary
+  u32 predicate(const Operand& o);  // source; a negated or constant one is put into a temporary
   u32 predicate(size_t k) { return predicate(op(k)); }
   u32 predicate_dest(const Operand& o);
-  u32 register_width(const Operand& o) const;    // declared bytes of a register's slot; 0 if it is none
+  u32 register_width(const Operand& o) const;  // declared bytes of a register's slot; 0 if it is none
   bool is_predicate(const Operand& o) const;
   bool is_sink(const Operand& o) const { return o.kind == Operand::Name && o.name == "_"; }
-  i64 constant(const Operand& o) const;          // an operand that must be an integer constant
+  i64 constant(const Operand& o) const;                           // an operand that must be an integer constant
   u32 list(const Operand& o, u32 width, bool is_dest, Ins& ins);  // vector operand -> Program::operands
   // Sets ins.a (base), ins.imm (offset), ins.space and the width of the base for address operand k.
   void address(size_t k, Space space, Ins& ins) { address(op(k), space, ins.a, ins.imm, ins); }

@@ -81,7 +81,8 @@ u32 Decoder::source(const Operand& o, u32 width) {
       emit_before(narrow);
       return narrow.d;
     }
-    syntax("register " + o.name + " has " + std::to_string(r->width) + " bytes, " + std::to_string(width) + " are read");
+    syntax("register " + o.name + " has " + std::to_string(r->width) + " bytes, " + std::to_string(width) +
+           " are read");
   }
   if (o.name[0] == '%') return special(o.name, width);
   if (o.name == "WARP_SZ") return constant_slot(32, width);
@@ -127,7 +128,8 @@ u32 Decoder::dest(const Operand& o, u32 width, bool sign_extend) {
     emit_after(widen);
     return widen.a;
   }
-  syntax("register " + o.name + " has " + std::to_string(r->width) + " bytes, " + std::to_string(width) + " are written");
+  syntax("register " + o.name + " has " + std::to_string(r->width) + " bytes, " + std::to_string(width) +
+         " are written");
 }
 
 u32 Decoder::predicate(const Operand& o) {
@@ -242,7 +244,8 @@ void Decoder::address(const Operand& o, Space space, u32& base, i64& offset, Ins
 
 u32 Decoder::special_slot(Special id, u32 aux, u32 width) {
   width = std::max(4u, width);
-  const std::string key = std::to_string(static_cast<int>(id)) + ":" + std::to_string(aux) + ":" + std::to_string(width);
+  const std::string key =
+      std::to_string(static_cast<int>(id)) + ":" + std::to_string(aux) + ":" + std::to_string(width);
   auto [it, fresh] = special_ids_.try_emplace(key, 0);
   if (fresh) {
     it->second = new_slot(width);
@@ -252,7 +255,8 @@ u32 Decoder::special_slot(Special id, u32 aux, u32 width) {
 }
 
 u32 Decoder::special(const std::string& name, u32 width) {
-  if (name == "%clock" || name == "%clock_hi" || name == "%clock64" || name == "%globaltimer" || name == "%globaltimer_lo") {
+  if (name == "%clock" || name == "%clock_hi" || name == "%clock64" || name == "%globaltimer" ||
+      name == "%globaltimer_lo") {
     Ins clock;
     clock.fn = h_clock;
     clock.width = static_cast<u8>(width);
@@ -260,18 +264,30 @@ u32 Decoder::special(const std::string& name, u32 width) {
     emit_before(clock);
     return clock.d;
   }
-  static const std::unordered_map<std::string, Special> scalars = {
-      {"%laneid", Special::Lane}, {"%warpid", Special::WarpId}, {"%nwarpid", Special::WarpCount},
-      {"%smid", Special::SmId}, {"%nsmid", Special::SmCount}, {"%gridid", Special::GridId},
-      {"%cluster_ctarank", Special::ClusterRank}, {"%cluster_nctarank", Special::ClusterSize},
-      {"%is_explicit_cluster", Special::ExplicitCluster}, {"%lanemask_eq", Special::LaneMaskEq},
-      {"%lanemask_lt", Special::LaneMaskLt}, {"%lanemask_le", Special::LaneMaskLe},
-      {"%lanemask_gt", Special::LaneMaskGt}, {"%lanemask_ge", Special::LaneMaskGe},
-      {"%dynamic_smem_size", Special::DynamicShared}, {"%total_smem_size", Special::TotalShared}};
-  static const std::unordered_map<std::string, Special> vectors = {
-      {"%tid", Special::Tid}, {"%ntid", Special::Ntid}, {"%ctaid", Special::Ctaid}, {"%nctaid", Special::Nctaid},
-      {"%cluster_ctaid", Special::ClusterCtaid}, {"%cluster_nctaid", Special::ClusterNctaid},
-      {"%clusterid", Special::Clusterid}, {"%nclusterid", Special::Nclusterid}};
+  static const std::unordered_map<std::string, Special> scalars = {{"%laneid", Special::Lane},
+                                                                   {"%warpid", Special::WarpId},
+                                                                   {"%nwarpid", Special::WarpCount},
+                                                                   {"%smid", Special::SmId},
+                                                                   {"%nsmid", Special::SmCount},
+                                                                   {"%gridid", Special::GridId},
+                                                                   {"%cluster_ctarank", Special::ClusterRank},
+                                                                   {"%cluster_nctarank", Special::ClusterSize},
+                                                                   {"%is_explicit_cluster", Special::ExplicitCluster},
+                                                                   {"%lanemask_eq", Special::LaneMaskEq},
+                                                                   {"%lanemask_lt", Special::LaneMaskLt},
+                                                                   {"%lanemask_le", Special::LaneMaskLe},
+                                                                   {"%lanemask_gt", Special::LaneMaskGt},
+                                                                   {"%lanemask_ge", Special::LaneMaskGe},
+                                                                   {"%dynamic_smem_size", Special::DynamicShared},
+                                                                   {"%total_smem_size", Special::TotalShared}};
+  static const std::unordered_map<std::string, Special> vectors = {{"%tid", Special::Tid},
+                                                                   {"%ntid", Special::Ntid},
+                                                                   {"%ctaid", Special::Ctaid},
+                                                                   {"%nctaid", Special::Nctaid},
+                                                                   {"%cluster_ctaid", Special::ClusterCtaid},
+                                                                   {"%cluster_nctaid", Special::ClusterNctaid},
+                                                                   {"%clusterid", Special::Clusterid},
+                                                                   {"%nclusterid", Special::Nclusterid}};
   auto scalar = scalars.find(name);
   if (scalar != scalars.end()) return special_slot(scalar->second, 0, width);
   const size_t dot = name.rfind('.');

@@ -11,14 +11,30 @@ namespace {
 
 inline float canonical(float f) { return f == f ? f : std::bit_cast<float>(0x7fffffffu); }
 
-struct Ex2 { static float apply(float x) { return exp2f(x); } };
-struct Lg2 { static float apply(float x) { return log2f(x); } };
-struct Rcp { static float apply(float x) { return 1.f / x; } };
-struct Sqrt { static float apply(float x) { return sqrtf(x); } };
-struct Rsqrt { static float apply(float x) { return static_cast<float>(1. / std::sqrt(static_cast<double>(x))); } };
-struct Sin { static float apply(float x) { return sinf(x); } };
-struct Cos { static float apply(float x) { return cosf(x); } };
-struct Tanh { static float apply(float x) { return tanhf(x); } };
+struct Ex2 {
+  static float apply(float x) { return exp2f(x); }
+};
+struct Lg2 {
+  static float apply(float x) { return log2f(x); }
+};
+struct Rcp {
+  static float apply(float x) { return 1.f / x; }
+};
+struct Sqrt {
+  static float apply(float x) { return sqrtf(x); }
+};
+struct Rsqrt {
+  static float apply(float x) { return static_cast<float>(1. / std::sqrt(static_cast<double>(x))); }
+};
+struct Sin {
+  static float apply(float x) { return sinf(x); }
+};
+struct Cos {
+  static float apply(float x) { return cosf(x); }
+};
+struct Tanh {
+  static float apply(float x) { return tanhf(x); }
+};
 
 template <class F, bool kFtz>
 void h_unary(Warp& w, const Ins& i) {
@@ -32,8 +48,12 @@ Handler unary(bool ftz) {
   return ftz ? h_unary<F, true> : h_unary<F, false>;
 }
 
-void h_rcp_f64(Warp& w, const Ins& i) { map1<double, double>(w, i, [](double a) { return 1. / a; }); }
-void h_sqrt_f64(Warp& w, const Ins& i) { map1<double, double>(w, i, [](double a) { return std::sqrt(a); }); }
+void h_rcp_f64(Warp& w, const Ins& i) {
+  map1<double, double>(w, i, [](double a) { return 1. / a; });
+}
+void h_sqrt_f64(Warp& w, const Ins& i) {
+  map1<double, double>(w, i, [](double a) { return std::sqrt(a); });
+}
 // The coarse FP64 forms give the high word of an approximation: 20 bits of mantissa.
 template <bool kRsqrt>
 void h_coarse_f64(Warp& w, const Ins& i) {
@@ -60,8 +80,9 @@ void h_directed(Warp& w, const Ins& i) {
 }
 template <class T, bool kSqrt, bool kFtz>
 Handler directed(int mode) {
-  return mode == 1 ? h_directed<T, kSqrt, Round::Zero, kFtz>
-         : mode == 2 ? h_directed<T, kSqrt, Round::Down, kFtz> : h_directed<T, kSqrt, Round::Up, kFtz>;
+  return mode == 1   ? h_directed<T, kSqrt, Round::Zero, kFtz>
+         : mode == 2 ? h_directed<T, kSqrt, Round::Down, kFtz>
+                     : h_directed<T, kSqrt, Round::Up, kFtz>;
 }
 
 template <bool kApprox, bool kFtz>
@@ -105,9 +126,14 @@ void decode_rcp_sqrt(Decoder& d, Ins& i) {
   i.d = d.dest(0, bytes_of(t));
   i.a = d.source(1, t);
   if (t == Type::F64) {
-    i.fn = approx ? (kSqrt ? nullptr : h_coarse_f64<false>) : round > 0 ? directed<double, kSqrt, false>(round) : kSqrt ? h_sqrt_f64 : h_rcp_f64;
+    i.fn = approx      ? (kSqrt ? nullptr : h_coarse_f64<false>)
+           : round > 0 ? directed<double, kSqrt, false>(round)
+           : kSqrt     ? h_sqrt_f64
+                       : h_rcp_f64;
   } else if (t == Type::F32) {
-    i.fn = round <= 0 ? unary<F>(ftz) : ftz ? directed<float, kSqrt, true>(round) : directed<float, kSqrt, false>(round);
+    i.fn = round <= 0 ? unary<F>(ftz)
+           : ftz      ? directed<float, kSqrt, true>(round)
+                      : directed<float, kSqrt, false>(round);
   }
 }
 

@@ -26,7 +26,9 @@ void h_copy(Warp& w, const Ins& i) {
     LaneCopy c{w.lane32(i.a, l) + static_cast<u32>(i.imm), w.lane64(i.b, l) + static_cast<u64>(source_offset), size, l};
     if (i.flags & kSourceSize) c.bytes = w.lane32(i.c, l);
     if (i.flags & kIgnore && w.predicates[i.c] >> l & 1) c.bytes = 0;
-    if (c.bytes > size) fault("IllegalInstruction", "source size " + std::to_string(c.bytes) + " of a copy of " + std::to_string(size) + " bytes", l);
+    if (c.bytes > size)
+      fault("IllegalInstruction",
+            "source size " + std::to_string(c.bytes) + " of a copy of " + std::to_string(size) + " bytes", l);
     if (c.destination % size) misaligned(c.destination, size, l);
     if (c.bytes && c.source % size) misaligned(c.source, size, l);
     Cta& cta = shared_owner(w, c.destination, size, Rw::Write, l, false);
@@ -67,7 +69,8 @@ void h_wait(Warp& w, const Ins& i) {
 // The arrival happens once all copies that the thread has issued so far are done.
 void h_mbarrier_arrive(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
-    const u64 raw = i.space == Space::Generic ? w.lane64(i.a, l) - reinterpret_cast<u64>(w.gang->arena) : w.lane32(i.a, l);
+    const u64 raw =
+        i.space == Space::Generic ? w.lane64(i.a, l) - reinterpret_cast<u64>(w.gang->arena) : w.lane32(i.a, l);
     const u32 address = static_cast<u32>(raw) + static_cast<u32>(i.imm);
     std::vector<AsyncHandle> before = w.copies.lane(l).open;
     for (const auto& group : w.copies.lane(l).committed) before.insert(before.end(), group.begin(), group.end());

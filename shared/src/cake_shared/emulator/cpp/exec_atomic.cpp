@@ -80,7 +80,8 @@ void h_atomic(Warp& w, const Ins& i) {
   } else {
     w.signal = Signal::Yield;  // a lock that stays taken: let its owner run
   }
-  w.stats->bytes[static_cast<int>(i.space)][1] += static_cast<u64>(kBytes * count) * static_cast<u32>(std::popcount(w.mask));
+  w.stats->bytes[static_cast<int>(i.space)][1] +=
+      static_cast<u64>(kBytes * count) * static_cast<u32>(std::popcount(w.mask));
 }
 
 // b128 exchange and compare-and-swap
@@ -177,7 +178,8 @@ void decode_atomic(Decoder& d, Ins& i, bool returns) {
 void register_atomic(DecoderTable& table) {
   table.add("atom", [](Decoder& d, Ins& i) { decode_atomic(d, i, true); });
   table.add("red", [](Decoder& d, Ins& i) {
-    if (d.mods().has("async")) decode_store_async(d, i, true); else decode_atomic(d, i, false);
+    if (d.mods().has("async")) decode_store_async(d, i, true);
+    else decode_atomic(d, i, false);
   });
 }
 

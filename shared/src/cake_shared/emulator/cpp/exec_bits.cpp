@@ -5,15 +5,54 @@
 namespace cake::emu {
 namespace {
 
-template <class T> struct And { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T(a & b); }); } };
-template <class T> struct Or { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T(a | b); }); } };
-template <class T> struct Xor { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T(a ^ b); }); } };
-template <class T> struct Not { static void run(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return T(~a); }); } };
-template <class T> struct Cnot { static void run(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return T(a == 0); }); } };
+template <class T>
+struct And {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T(a & b); });
+  }
+};
+template <class T>
+struct Or {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T(a | b); });
+  }
+};
+template <class T>
+struct Xor {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T(a ^ b); });
+  }
+};
+template <class T>
+struct Not {
+  static void run(Warp& w, const Ins& i) {
+    map1<T, T>(w, i, [](T a) { return T(~a); });
+  }
+};
+template <class T>
+struct Cnot {
+  static void run(Warp& w, const Ins& i) {
+    map1<T, T>(w, i, [](T a) { return T(a == 0); });
+  }
+};
 
 // Shift amounts clamp at the width of the type.
-template <class T> struct Shl { static void run(Warp& w, const Ins& i) { map2<T, T, u32>(w, i, [](T a, u32 n) { return n >= sizeof(T) * 8 ? T(0) : T(std::make_unsigned_t<T>(a) << n); }); } };
-template <class T> struct Shr { static void run(Warp& w, const Ins& i) { map2<T, T, u32>(w, i, [](T a, u32 n) -> T { constexpr u32 kBits = sizeof(T) * 8; if (std::is_signed_v<T>) return T(a >> (n >= kBits ? kBits - 1 : n)); return n >= kBits ? T(0) : T(a >> n); }); } };
+template <class T>
+struct Shl {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, u32>(w, i, [](T a, u32 n) { return n >= sizeof(T) * 8 ? T(0) : T(std::make_unsigned_t<T>(a) << n); });
+  }
+};
+template <class T>
+struct Shr {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, u32>(w, i, [](T a, u32 n) -> T {
+      constexpr u32 kBits = sizeof(T) * 8;
+      if (std::is_signed_v<T>) return T(a >> (n >= kBits ? kBits - 1 : n));
+      return n >= kBits ? T(0) : T(a >> n);
+    });
+  }
+};
 
 // Predicates are bits of a mask: logic on whole warps at once.
 template <int kOp>
@@ -52,8 +91,18 @@ void h_shf(Warp& w, const Ins& i) {
   });
 }
 
-template <class T> struct Popc { static void run(Warp& w, const Ins& i) { map1<u32, T>(w, i, [](T a) { return u32(std::popcount(a)); }); } };
-template <class T> struct Clz { static void run(Warp& w, const Ins& i) { map1<u32, T>(w, i, [](T a) { return u32(std::countl_zero(a)); }); } };
+template <class T>
+struct Popc {
+  static void run(Warp& w, const Ins& i) {
+    map1<u32, T>(w, i, [](T a) { return u32(std::popcount(a)); });
+  }
+};
+template <class T>
+struct Clz {
+  static void run(Warp& w, const Ins& i) {
+    map1<u32, T>(w, i, [](T a) { return u32(std::countl_zero(a)); });
+  }
+};
 
 template <class T>
 T reverse(T a) {
@@ -61,7 +110,10 @@ T reverse(T a) {
   for (u32 k = 0; k < sizeof(T) * 8; ++k) r |= T(a >> k & 1) << (sizeof(T) * 8 - 1 - k);
   return r;
 }
-template <class T> struct Brev { static void run(Warp& w, const Ins& i) { map1<T, T>(w, i, reverse<T>); } };
+template <class T>
+struct Brev {
+  static void run(Warp& w, const Ins& i) { map1<T, T>(w, i, reverse<T>); }
+};
 
 template <class T>
 struct Bfind {
@@ -72,14 +124,18 @@ struct Bfind {
   }
   static void run(Warp& w, const Ins& i) {
     if (i.flags) {  // .shiftamt
-      map1<u32, T>(w, i, [](T a) { const u32 p = position(a); return p == kFull ? p : u32(sizeof(T) * 8 - 1) - p; });
+      map1<u32, T>(w, i, [](T a) {
+        const u32 p = position(a);
+        return p == kFull ? p : u32(sizeof(T) * 8 - 1) - p;
+      });
     } else {
       map1<u32, T>(w, i, [](T a) { return position(a); });
     }
   }
 };
 
-// Position and length are taken from the low 8 bits by the 32-bit forms and whole by the 64-bit ones; the field is cut at the word's end, its sign bit included.
+// Position and length are taken from the low 8 bits by the 32-bit forms and whole by the 64-bit ones; the field is cut
+// at the word's end, its sign bit included.
 template <class T>
 struct Bfe {
   static void run(Warp& w, const Ins& i) {
@@ -276,7 +332,8 @@ void register_bits(DecoderTable& table) {
     i.d = d.dest(0, 4);
     i.a = d.source(1, t);
     i.b = d.source(2, 4u);
-    i.fn = is_signed(t) ? (wrap ? h_szext<true, true> : h_szext<true, false>) : (wrap ? h_szext<false, true> : h_szext<false, false>);
+    i.fn = is_signed(t) ? (wrap ? h_szext<true, true> : h_szext<true, false>)
+                        : (wrap ? h_szext<false, true> : h_szext<false, false>);
   });
   table.add("fns", [](Decoder& d, Ins& i) {
     d.mods().take("b32");

@@ -18,7 +18,7 @@ struct Transfer {
   u32 destination;  // shared destination with rank bits
   u32 barrier;
   u16 multicast;
-  u32 reduction;    // ReduceOp | type << 8, for cp.reduce
+  u32 reduction;  // ReduceOp | type << 8, for cp.reduce
 };
 
 // Host address of a shared range with rank bits; faults when it is outside.
@@ -28,7 +28,9 @@ u8* shared_range(Warp& w, u32 address, u32 bytes, Rw rw, int lane) {
 }
 
 void check(const char* what, u64 value, u64 to, int lane) {
-  if (value % to) fault("Misaligned", std::string(what) + " " + hex(value) + " of a bulk copy is no multiple of " + std::to_string(to), lane);
+  if (value % to)
+    fault("Misaligned",
+          std::string(what) + " " + hex(value) + " of a bulk copy is no multiple of " + std::to_string(to), lane);
 }
 
 // The CTAs that receive the data: the one that the destination names, or those of the mask at the same offset.
@@ -37,7 +39,8 @@ void receivers(Gang& gang, const Transfer& t, u32 flags, F f) {
   if (!(flags & kMulticast)) return f(t.destination, t.barrier);
   for (u32 rank = 0; rank < gang.ctas.size(); ++rank) {
     if (!(t.multicast >> rank & 1)) continue;
-    f((t.destination & (kSharedWindow - 1)) | rank << kRankShift, (t.barrier & (kSharedWindow - 1)) | rank << kRankShift);
+    f((t.destination & (kSharedWindow - 1)) | rank << kRankShift,
+      (t.barrier & (kSharedWindow - 1)) | rank << kRankShift);
   }
 }
 
@@ -46,14 +49,16 @@ void perform(Warp& w, const Transfer& t, u32 flags, int lane) {
   if (t.direction == kSharedToGlobal) {
     u8* to = global_at(w, t.global, t.bytes, flags & kReduce ? Rw::Atomic : Rw::Write, lane);
     const u8* from = shared_range(w, t.shared, t.bytes, Rw::Read, lane);
-    if (flags & kReduce) reduce_bytes(to, from, t.bytes, t.reduction); else std::memcpy(to, from, t.bytes);
+    if (flags & kReduce) reduce_bytes(to, from, t.bytes, t.reduction);
+    else std::memcpy(to, from, t.bytes);
     return;
   }
   const u8* from = t.direction == kGlobalToShared ? global_at(w, t.global, t.bytes, Rw::Read, lane)
                                                   : shared_range(w, t.shared, t.bytes, Rw::Read, lane);
   receivers(gang, t, flags, [&](u32 destination, u32 barrier) {
     u8* to = shared_range(w, destination, t.bytes, Rw::Write, lane);
-    if (flags & kReduce) reduce_bytes(to, from, t.bytes, t.reduction); else std::memcpy(to, from, t.bytes);
+    if (flags & kReduce) reduce_bytes(to, from, t.bytes, t.reduction);
+    else std::memcpy(to, from, t.bytes);
     Cta& cta = *gang.ctas[destination >> kRankShift];
     if (cta.shadow) cta.shadow->async_arrived(destination & (kSharedWindow - 1), t.bytes, barrier);
     mbarrier_complete_tx(gang, barrier, t.bytes);
@@ -99,10 +104,12 @@ void h_bulk(Warp& w, const Ins& i) {
     if (t.direction != kSharedToGlobal) {
       receivers(*w.gang, t, i.flags, [&](u32 destination, u32) {
         Cta& cta = shared_owner(w, destination, t.bytes, Rw::Write, l, true);
-        if (cta.shadow) cta.shadow->async_access(w, destination & (kSharedWindow - 1), t.bytes, (i.flags & kReduce) != 0, true);
+        if (cta.shadow)
+          cta.shadow->async_access(w, destination & (kSharedWindow - 1), t.bytes, (i.flags & kReduce) != 0, true);
       });
     }
-    w.stats->bytes[static_cast<int>(Space::Global)][t.direction == kSharedToGlobal] += t.direction == kSharedToShared ? 0 : t.bytes;
+    w.stats->bytes[static_cast<int>(Space::Global)][t.direction == kSharedToGlobal] +=
+        t.direction == kSharedToShared ? 0 : t.bytes;
     w.stats->bytes[static_cast<int>(Space::Shared)][t.direction != kSharedToGlobal] += t.bytes;
     ++w.stats->async_copies;
     Warp* warp = &w;

@@ -68,7 +68,8 @@ std::string format_print(Warp& w, const std::string& format, u64 arguments, int 
         out += hex(next(8));
       } else {
         const u64 v = next(longs ? 8 : 4);
-        const long long value = longs || c == 'u' || c == 'x' || c == 'X' || c == 'o' ? static_cast<long long>(v) : static_cast<i32>(v);
+        const long long value =
+            longs || c == 'u' || c == 'x' || c == 'X' || c == 'o' ? static_cast<long long>(v) : static_cast<i32>(v);
         std::snprintf(buffer, sizeof buffer, (c == 'c' ? spec + c : spec + "ll" + c).c_str(), value);
         out += buffer;
       }
@@ -94,7 +95,9 @@ void h_assertfail(Warp& w, const Ins& i) {
   const int l = first_lane(w.mask);
   const std::string message = read_string(w, local_word(w, arguments[0], l, 8), l);
   const std::string file = read_string(w, local_word(w, arguments[1], l, 8), l);
-  fault("Trap", "assertion failed: " + message + " (" + file + ":" + std::to_string(local_word(w, arguments[2], l, 4)) + ")", l);
+  fault("Trap",
+        "assertion failed: " + message + " (" + file + ":" + std::to_string(local_word(w, arguments[2], l, 4)) + ")",
+        l);
 }
 
 void h_trap(Warp& w, const Ins&) { fault("Trap", "trap", first_lane(w.mask)); }

@@ -60,18 +60,20 @@ struct Conversion {
 };
 // Conversions that are not on a fast path carry their description in Ins::flags.
 u32 pack(const Conversion& c) {
-  return u32(c.to) | u32(c.from) << 6 | u32(c.round) << 12 | u32(c.integer_round) << 15 | u32(c.ftz) << 16 | u32(c.sat) << 17 |
-         u32(c.satfinite) << 18 | u32(c.relu) << 19;
+  return u32(c.to) | u32(c.from) << 6 | u32(c.round) << 12 | u32(c.integer_round) << 15 | u32(c.ftz) << 16 |
+         u32(c.sat) << 17 | u32(c.satfinite) << 18 | u32(c.relu) << 19;
 }
 Conversion unpack(u32 f) {
-  return {Type(f & 63), Type(f >> 6 & 63), Round(f >> 12 & 7), bool(f >> 15 & 1), bool(f >> 16 & 1), bool(f >> 17 & 1),
-          bool(f >> 18 & 1), bool(f >> 19 & 1)};
+  return {Type(f & 63),      Type(f >> 6 & 63), Round(f >> 12 & 7), bool(f >> 15 & 1),
+          bool(f >> 16 & 1), bool(f >> 17 & 1), bool(f >> 18 & 1),  bool(f >> 19 & 1)};
 }
 
 const Format& format_of(Type t) {
   switch (t) {
-    case Type::F16: case Type::F16x2: return kF16;
-    case Type::BF16: case Type::BF16x2: return kBF16;
+    case Type::F16:
+    case Type::F16x2: return kF16;
+    case Type::BF16:
+    case Type::BF16x2: return kBF16;
     case Type::TF32: return kTF32;
     case Type::E4M3x2: return kE4M3;
     case Type::E5M2x2: return kE5M2;
@@ -109,8 +111,10 @@ u32 narrow(long double x, const Conversion& c) {
   if (c.relu && r == 0) r = 0.0;
   if (c.sat) r = r > 0 ? std::min(r, 1.0) : 0.0;
   switch (c.to) {
-    case Type::F16: case Type::F16x2: return to_half(static_cast<float>(r)).bits;
-    case Type::BF16: case Type::BF16x2: return to_bfloat(static_cast<float>(r)).bits;
+    case Type::F16:
+    case Type::F16x2: return to_half(static_cast<float>(r)).bits;
+    case Type::BF16:
+    case Type::BF16x2: return to_bfloat(static_cast<float>(r)).bits;
     case Type::E4M3x2: return encode_fp8(r, true);
     case Type::E5M2x2: return encode_fp8(r, false);
     default: {
@@ -123,8 +127,10 @@ u32 narrow(long double x, const Conversion& c) {
 template <class T>
 u64 to_integer(long double x, bool nan, bool wide) {
   if (nan) return wide ? u64(T(1)) << (sizeof(T) * 8 - 1) : 0;
-  if (x <= static_cast<long double>(std::numeric_limits<T>::min())) return static_cast<u64>(static_cast<i64>(std::numeric_limits<T>::min()));
-  if (x >= static_cast<long double>(std::numeric_limits<T>::max())) return static_cast<u64>(std::numeric_limits<T>::max());
+  if (x <= static_cast<long double>(std::numeric_limits<T>::min()))
+    return static_cast<u64>(static_cast<i64>(std::numeric_limits<T>::min()));
+  if (x >= static_cast<long double>(std::numeric_limits<T>::max()))
+    return static_cast<u64>(std::numeric_limits<T>::max());
   return std::is_signed_v<T> ? static_cast<u64>(static_cast<i64>(x)) : static_cast<u64>(x);
 }
 
@@ -163,7 +169,8 @@ void h_generic(Warp& w, const Ins& i) {
   const bool wide_in = bytes_of(c.from) == 8, wide_out = bytes_of(c.to) == 8;
   each_lane(w.mask, [&](int l) {
     const u64 r = convert(wide_in ? w.lane64(i.a, l) : w.lane32(i.a, l), c);
-    if (wide_out) w.set64(i.d, l, r); else w.set32(i.d, l, static_cast<u32>(r));
+    if (wide_out) w.set64(i.d, l, r);
+    else w.set32(i.d, l, static_cast<u32>(r));
   });
 }
 
@@ -199,7 +206,10 @@ void h_half2_from_fp8(Warp& w, const Ins& i) {
   const bool e4m3 = c.from == Type::E4M3x2;
   each_lane(w.mask, [&](int l) {
     const u32 v = w.lane32(i.a, l);
-    auto half = [&](u8 b) { float f = decode_fp8(b, e4m3); return u32(to_half(c.relu && f <= 0 ? 0.f : f).bits); };
+    auto half = [&](u8 b) {
+      float f = decode_fp8(b, e4m3);
+      return u32(to_half(c.relu && f <= 0 ? 0.f : f).bits);
+    };
     w.set32(i.d, l, half(u8(v >> 8)) << 16 | half(u8(v)));
   });
 }
@@ -238,10 +248,20 @@ Handler integer_handler(Type to, Type from) {
   }
 }
 
-template <class D, class S> void h_plain(Warp& w, const Ins& i) { map1<D, S>(w, i, [](S a) { return static_cast<D>(a); }); }
-template <class H> void h_half_to_float(Warp& w, const Ins& i) { map1<float, H>(w, i, [](H a) { return to_float(a); }); }
-void h_float_to_half(Warp& w, const Ins& i) { map1<Half, float>(w, i, [](float a) { return to_half(a); }); }
-void h_float_to_bfloat(Warp& w, const Ins& i) { map1<BFloat, float>(w, i, [](float a) { return to_bfloat(a); }); }
+template <class D, class S>
+void h_plain(Warp& w, const Ins& i) {
+  map1<D, S>(w, i, [](S a) { return static_cast<D>(a); });
+}
+template <class H>
+void h_half_to_float(Warp& w, const Ins& i) {
+  map1<float, H>(w, i, [](H a) { return to_float(a); });
+}
+void h_float_to_half(Warp& w, const Ins& i) {
+  map1<Half, float>(w, i, [](float a) { return to_half(a); });
+}
+void h_float_to_bfloat(Warp& w, const Ins& i) {
+  map1<BFloat, float>(w, i, [](float a) { return to_bfloat(a); });
+}
 
 Handler fast_path(const Conversion& c) {
   if (c.ftz || c.sat || c.satfinite || c.relu || c.integer_round) return nullptr;
@@ -313,7 +333,8 @@ void h_pack_saturated(Warp& w, const Ins& i) {
     auto part = [&](u32 slot) {
       const u32 raw = w.lane32(slot, l);
       const i64 v = from_signed ? i64(i32(raw)) : i64(raw);
-      const i64 low = to_signed ? -(1ll << (bits - 1)) : 0, high = to_signed ? (1ll << (bits - 1)) - 1 : (1ll << bits) - 1;
+      const i64 low = to_signed ? -(1ll << (bits - 1)) : 0,
+                high = to_signed ? (1ll << (bits - 1)) - 1 : (1ll << bits) - 1;
       return u32(std::min(std::max(v, low), high)) & u32((1ull << bits) - 1);
     };
     u32 r = part(i.a) << bits | part(i.b);

@@ -8,16 +8,37 @@
 namespace cake::emu {
 namespace {
 
-template <class H> H from_float(float f);
-template <> Half from_float<Half>(float f) { return to_half(f); }
-template <> BFloat from_float<BFloat>(float f) { return to_bfloat(f); }
-template <class H> H from_double(double d);
-template <> Half from_double<Half>(double d) { return to_half_from_double(d); }
-template <> BFloat from_double<BFloat>(double d) { return to_bfloat_from_double(d); }
+template <class H>
+H from_float(float f);
+template <>
+Half from_float<Half>(float f) {
+  return to_half(f);
+}
+template <>
+BFloat from_float<BFloat>(float f) {
+  return to_bfloat(f);
+}
+template <class H>
+H from_double(double d);
+template <>
+Half from_double<Half>(double d) {
+  return to_half_from_double(d);
+}
+template <>
+BFloat from_double<BFloat>(double d) {
+  return to_bfloat_from_double(d);
+}
 
-template <class H> constexpr u16 kExponent = std::is_same_v<H, Half> ? 0x7c00 : 0x7f80;
-template <class H> bool is_nan(H h) { return (h.bits & 0x7fff) > kExponent<H>; }
-template <class H> H flush_half(H h) { return (h.bits & kExponent<H>) ? h : H{u16(h.bits & 0x8000)}; }
+template <class H>
+constexpr u16 kExponent = std::is_same_v<H, Half> ? 0x7c00 : 0x7f80;
+template <class H>
+bool is_nan(H h) {
+  return (h.bits & 0x7fff) > kExponent<H>;
+}
+template <class H>
+H flush_half(H h) {
+  return (h.bits & kExponent<H>) ? h : H{u16(h.bits & 0x8000)};
+}
 constexpr u16 kNanBits = 0x7fff;
 
 struct Flags {
@@ -37,7 +58,8 @@ H min_max(H a, H b, bool is_max, u32 flags) {
   if (flags & Flags::kFtz) a = flush_half(a), b = flush_half(b);
   if (flags & Flags::kXorSign) {
     const u16 sign = (a.bits ^ b.bits) & 0x8000;
-    const H m = min_max(H{u16(a.bits & 0x7fff)}, H{u16(b.bits & 0x7fff)}, is_max, flags & ~(Flags::kXorSign | Flags::kFtz));
+    const H m =
+        min_max(H{u16(a.bits & 0x7fff)}, H{u16(b.bits & 0x7fff)}, is_max, flags & ~(Flags::kXorSign | Flags::kFtz));
     return {u16((m.bits & 0x7fff) | sign)};
   }
   if (is_nan(a) || is_nan(b)) {
@@ -147,7 +169,10 @@ void h_f32x2(Warp& w, const Ins& i) {
   for_lanes(w.mask, [&](int l) {
     u64 r = 0;
     for (int k = 0; k < 2; ++k) {
-      auto part = [&](u64 v) { const float f = std::bit_cast<float>(u32(v >> 32 * k)); return ftz ? flush(f) : f; };
+      auto part = [&](u64 v) {
+        const float f = std::bit_cast<float>(u32(v >> 32 * k));
+        return ftz ? flush(f) : f;
+      };
       float f = apply32(kOp, part(a[l]), part(b[l]), part(c[l]));
       if (f != f) f = std::bit_cast<float>(0x7fffffffu);
       r |= u64(std::bit_cast<u32>(ftz ? flush(f) : f)) << 32 * k;
@@ -192,8 +217,10 @@ void decode_f32x2(Decoder& d, Ins& i, HalfOp op) {
   i.a = d.source(1, 8u);
   i.b = d.source(2, 8u);
   i.c = op == HalfOp::Fma ? d.source(3, 8u) : i.a;
-  i.fn = op == HalfOp::Add ? h_f32x2<HalfOp::Add> : op == HalfOp::Sub ? h_f32x2<HalfOp::Sub>
-         : op == HalfOp::Mul ? h_f32x2<HalfOp::Mul> : h_f32x2<HalfOp::Fma>;
+  i.fn = op == HalfOp::Add   ? h_f32x2<HalfOp::Add>
+         : op == HalfOp::Sub ? h_f32x2<HalfOp::Sub>
+         : op == HalfOp::Mul ? h_f32x2<HalfOp::Mul>
+                             : h_f32x2<HalfOp::Fma>;
 }
 
 bool decode_half_unary_approx(Decoder& d, Ins& i, Type t, int function) {

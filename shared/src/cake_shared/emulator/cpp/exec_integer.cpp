@@ -9,30 +9,119 @@ namespace {
 
 template <class T>
 using Wide = std::conditional_t<sizeof(T) == 2, std::conditional_t<std::is_signed_v<T>, i32, u32>,
-             std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, i64, u64>,
-                                std::conditional_t<std::is_signed_v<T>, i128, u128>>>;
+                                std::conditional_t<sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, i64, u64>,
+                                                   std::conditional_t<std::is_signed_v<T>, i128, u128>>>;
 template <class T>
 using Unsigned = std::make_unsigned_t<T>;
 
 // Wrapping arithmetic in unsigned types: PTX integers have no undefined overflow.
-template <class T> struct Add { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T(Unsigned<T>(a) + Unsigned<T>(b)); }); } };
-template <class T> struct Sub { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T(Unsigned<T>(a) - Unsigned<T>(b)); }); } };
-template <class T> struct MulLo { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T(u64(Unsigned<T>(a)) * Unsigned<T>(b)); }); } };
-template <class T> struct MulHi { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T((Wide<T>(a) * Wide<T>(b)) >> (sizeof(T) * 8)); }); } };
-template <class T> struct MulWide { static void run(Warp& w, const Ins& i) { map2<Wide<T>, T, T>(w, i, [](T a, T b) { return Wide<T>(a) * Wide<T>(b); }); } };
-template <class T> struct MadLo { static void run(Warp& w, const Ins& i) { map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(u64(Unsigned<T>(a)) * Unsigned<T>(b) + Unsigned<T>(c)); }); } };
-template <class T> struct MadHi { static void run(Warp& w, const Ins& i) { map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(Unsigned<T>((Wide<T>(a) * Wide<T>(b)) >> (sizeof(T) * 8)) + Unsigned<T>(c)); }); } };
-template <class T> struct MadWide { static void run(Warp& w, const Ins& i) { map3<Wide<T>, T, T, Wide<T>>(w, i, [](T a, T b, Wide<T> c) { return Wide<T>(std::make_unsigned_t<Wide<T>>(Wide<T>(a) * Wide<T>(b)) + std::make_unsigned_t<Wide<T>>(c)); }); } };
+template <class T>
+struct Add {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T(Unsigned<T>(a) + Unsigned<T>(b)); });
+  }
+};
+template <class T>
+struct Sub {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T(Unsigned<T>(a) - Unsigned<T>(b)); });
+  }
+};
+template <class T>
+struct MulLo {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T(u64(Unsigned<T>(a)) * Unsigned<T>(b)); });
+  }
+};
+template <class T>
+struct MulHi {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T((Wide<T>(a) * Wide<T>(b)) >> (sizeof(T) * 8)); });
+  }
+};
+template <class T>
+struct MulWide {
+  static void run(Warp& w, const Ins& i) {
+    map2<Wide<T>, T, T>(w, i, [](T a, T b) { return Wide<T>(a) * Wide<T>(b); });
+  }
+};
+template <class T>
+struct MadLo {
+  static void run(Warp& w, const Ins& i) {
+    map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(u64(Unsigned<T>(a)) * Unsigned<T>(b) + Unsigned<T>(c)); });
+  }
+};
+template <class T>
+struct MadHi {
+  static void run(Warp& w, const Ins& i) {
+    map3<T, T, T, T>(w, i, [](T a, T b, T c) {
+      return T(Unsigned<T>((Wide<T>(a) * Wide<T>(b)) >> (sizeof(T) * 8)) + Unsigned<T>(c));
+    });
+  }
+};
+template <class T>
+struct MadWide {
+  static void run(Warp& w, const Ins& i) {
+    map3<Wide<T>, T, T, Wide<T>>(w, i, [](T a, T b, Wide<T> c) {
+      return Wide<T>(std::make_unsigned_t<Wide<T>>(Wide<T>(a) * Wide<T>(b)) + std::make_unsigned_t<Wide<T>>(c));
+    });
+  }
+};
 
 // Division by zero gives all ones, the remainder the dividend, as the hardware's instruction sequences do.
-template <class T> struct Div { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) -> T { if (b == 0) return T(-1); if (std::is_signed_v<T> && b == T(-1)) return T(0 - Unsigned<T>(a)); return T(a / b); }); } };
-template <class T> struct Rem { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) -> T { if (b == 0) return a; if (std::is_signed_v<T> && b == T(-1)) return 0; return T(a % b); }); } };
+template <class T>
+struct Div {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) -> T {
+      if (b == 0) return T(-1);
+      if (std::is_signed_v<T> && b == T(-1)) return T(0 - Unsigned<T>(a));
+      return T(a / b);
+    });
+  }
+};
+template <class T>
+struct Rem {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) -> T {
+      if (b == 0) return a;
+      if (std::is_signed_v<T> && b == T(-1)) return 0;
+      return T(a % b);
+    });
+  }
+};
 
-template <class T> struct Min { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return b < a ? b : a; }); } };
-template <class T> struct Max { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return a < b ? b : a; }); } };
-template <class T> struct Abs { static void run(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return T(a < 0 ? 0 - Unsigned<T>(a) : Unsigned<T>(a)); }); } };
-template <class T> struct Neg { static void run(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return T(0 - Unsigned<T>(a)); }); } };
-template <class T> struct Sad { static void run(Warp& w, const Ins& i) { map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(Unsigned<T>(c) + (a < b ? Unsigned<T>(b) - Unsigned<T>(a) : Unsigned<T>(a) - Unsigned<T>(b))); }); } };
+template <class T>
+struct Min {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return b < a ? b : a; });
+  }
+};
+template <class T>
+struct Max {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return a < b ? b : a; });
+  }
+};
+template <class T>
+struct Abs {
+  static void run(Warp& w, const Ins& i) {
+    map1<T, T>(w, i, [](T a) { return T(a < 0 ? 0 - Unsigned<T>(a) : Unsigned<T>(a)); });
+  }
+};
+template <class T>
+struct Neg {
+  static void run(Warp& w, const Ins& i) {
+    map1<T, T>(w, i, [](T a) { return T(0 - Unsigned<T>(a)); });
+  }
+};
+template <class T>
+struct Sad {
+  static void run(Warp& w, const Ins& i) {
+    map3<T, T, T, T>(w, i, [](T a, T b, T c) {
+      return T(Unsigned<T>(c) + (a < b ? Unsigned<T>(b) - Unsigned<T>(a) : Unsigned<T>(a) - Unsigned<T>(b)));
+    });
+  }
+};
 
 // Two 16-bit integers in a word.
 enum Packed : int { kPackedAdd, kPackedMin, kPackedMax, kPackedMinRelu, kPackedMaxRelu };
@@ -51,20 +140,54 @@ void h_packed16(Warp& w, const Ins& i) {
   });
 }
 
-void h_min_relu(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return std::max(0, std::min(a, b)); }); }
-void h_max_relu(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return std::max(0, std::max(a, b)); }); }
+void h_min_relu(Warp& w, const Ins& i) {
+  map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return std::max(0, std::min(a, b)); });
+}
+void h_max_relu(Warp& w, const Ins& i) {
+  map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return std::max(0, std::max(a, b)); });
+}
 
 i32 saturate(i64 v) { return static_cast<i32>(std::clamp<i64>(v, INT32_MIN, INT32_MAX)); }
-void h_add_sat(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return saturate(i64(a) + b); }); }
-void h_sub_sat(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return saturate(i64(a) - b); }); }
-void h_mad_hi_sat(Warp& w, const Ins& i) { map3<i32, i32, i32, i32>(w, i, [](i32 a, i32 b, i32 c) { return saturate((i64(a) * b >> 32) + c); }); }
+void h_add_sat(Warp& w, const Ins& i) {
+  map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return saturate(i64(a) + b); });
+}
+void h_sub_sat(Warp& w, const Ins& i) {
+  map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return saturate(i64(a) - b); });
+}
+void h_mad_hi_sat(Warp& w, const Ins& i) {
+  map3<i32, i32, i32, i32>(w, i, [](i32 a, i32 b, i32 c) { return saturate((i64(a) * b >> 32) + c); });
+}
 
 // mul24 keeps the low 32 bits of the 48-bit product of the low 24 bits, or its bits 16 to 47.
-template <class T> T low24(T v) { return T(Unsigned<T>(v) << 8) >> 8; }
-template <class T> struct Mul24Lo { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T(Wide<T>(low24(a)) * low24(b)); }); } };
-template <class T> struct Mul24Hi { static void run(Warp& w, const Ins& i) { map2<T, T, T>(w, i, [](T a, T b) { return T((Wide<T>(low24(a)) * low24(b)) >> 16); }); } };
-template <class T> struct Mad24Lo { static void run(Warp& w, const Ins& i) { map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(Unsigned<T>(Wide<T>(low24(a)) * low24(b)) + Unsigned<T>(c)); }); } };
-template <class T> struct Mad24Hi { static void run(Warp& w, const Ins& i) { map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(Unsigned<T>((Wide<T>(low24(a)) * low24(b)) >> 16) + Unsigned<T>(c)); }); } };
+template <class T>
+T low24(T v) {
+  return T(Unsigned<T>(v) << 8) >> 8;
+}
+template <class T>
+struct Mul24Lo {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T(Wide<T>(low24(a)) * low24(b)); });
+  }
+};
+template <class T>
+struct Mul24Hi {
+  static void run(Warp& w, const Ins& i) {
+    map2<T, T, T>(w, i, [](T a, T b) { return T((Wide<T>(low24(a)) * low24(b)) >> 16); });
+  }
+};
+template <class T>
+struct Mad24Lo {
+  static void run(Warp& w, const Ins& i) {
+    map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(Unsigned<T>(Wide<T>(low24(a)) * low24(b)) + Unsigned<T>(c)); });
+  }
+};
+template <class T>
+struct Mad24Hi {
+  static void run(Warp& w, const Ins& i) {
+    map3<T, T, T, T>(
+        w, i, [](T a, T b, T c) { return T(Unsigned<T>((Wide<T>(low24(a)) * low24(b)) >> 16) + Unsigned<T>(c)); });
+  }
+};
 
 // Carry flag: a predicate of the warp, one bit a lane (Ins::e).
 template <class T, bool kSub, bool kIn, bool kOut>
@@ -151,9 +274,11 @@ static void decode_carry(Decoder& d, Ins& i, bool in) {
   operands(d, i, t);
   i.e = carry_flag(d);
   if (bytes_of(t) == 4) {
-    i.fn = in ? (out ? h_carry<u32, kSub, true, true> : h_carry<u32, kSub, true, false>) : h_carry<u32, kSub, false, true>;
+    i.fn =
+        in ? (out ? h_carry<u32, kSub, true, true> : h_carry<u32, kSub, true, false>) : h_carry<u32, kSub, false, true>;
   } else if (bytes_of(t) == 8) {
-    i.fn = in ? (out ? h_carry<u64, kSub, true, true> : h_carry<u64, kSub, true, false>) : h_carry<u64, kSub, false, true>;
+    i.fn =
+        in ? (out ? h_carry<u64, kSub, true, true> : h_carry<u64, kSub, true, false>) : h_carry<u64, kSub, false, true>;
   }
 }
 
@@ -240,8 +365,11 @@ void decode_integer_mad(Decoder& d, Ins& i, bool carry_in, Type t) {
   } else if (carry_in || carry_out) {
     i.e = carry_flag(d);
     auto choose = [&]<class T>() -> Handler {
-      if (hi) return carry_in ? (carry_out ? h_mad_carry<T, true, true, true> : h_mad_carry<T, true, true, false>) : h_mad_carry<T, true, false, true>;
-      return carry_in ? (carry_out ? h_mad_carry<T, false, true, true> : h_mad_carry<T, false, true, false>) : h_mad_carry<T, false, false, true>;
+      if (hi)
+        return carry_in ? (carry_out ? h_mad_carry<T, true, true, true> : h_mad_carry<T, true, true, false>)
+                        : h_mad_carry<T, true, false, true>;
+      return carry_in ? (carry_out ? h_mad_carry<T, false, true, true> : h_mad_carry<T, false, true, false>)
+                      : h_mad_carry<T, false, false, true>;
     };
     if (t == Type::U32) i.fn = choose.operator()<u32>();
     if (t == Type::S32) i.fn = choose.operator()<i32>();
@@ -288,7 +416,8 @@ void register_integer(DecoderTable& table) {
     const bool a = is_signed(integer_type(d)), b = is_signed(integer_type(d));
     operands(d, i, Type::U32);
     auto choose = [&]<bool kHi>() -> Handler {
-      return a ? (b ? h_dp2a<true, true, kHi> : h_dp2a<true, false, kHi>) : (b ? h_dp2a<false, true, kHi> : h_dp2a<false, false, kHi>);
+      return a ? (b ? h_dp2a<true, true, kHi> : h_dp2a<true, false, kHi>)
+               : (b ? h_dp2a<false, true, kHi> : h_dp2a<false, false, kHi>);
     };
     i.fn = hi ? choose.operator()<true>() : choose.operator()<false>();
   });
@@ -296,7 +425,8 @@ void register_integer(DecoderTable& table) {
 
 // add.cc and sub.cc, reached from the decoders of add and sub.
 void decode_carry_start(Decoder& d, Ins& i, bool subtract) {
-  if (subtract) decode_carry<true>(d, i, false); else decode_carry<false>(d, i, false);
+  if (subtract) decode_carry<true>(d, i, false);
+  else decode_carry<false>(d, i, false);
 }
 
 }  // namespace cake::emu

@@ -49,7 +49,8 @@ struct Place {
 
 Place place_of(Gang& gang, u32 address) {
   const u32 rank = address >> kRankShift, offset = address & (kSharedWindow - 1);
-  if (rank >= gang.ctas.size()) fault("OutOfBounds", "mbarrier at " + hex(address) + ": no CTA of rank " + std::to_string(rank));
+  if (rank >= gang.ctas.size())
+    fault("OutOfBounds", "mbarrier at " + hex(address) + ": no CTA of rank " + std::to_string(rank));
   Cta* cta = gang.ctas[rank].get();
   if (offset % 8) fault("Misaligned", "mbarrier at " + hex(address));
   if (offset < kSharedBase || offset + 8 > cta->shared_end) fault("OutOfBounds", "mbarrier at " + hex(address));
@@ -63,7 +64,8 @@ std::string state(const Mbarrier& b, u32 address) {
 
 Mbarrier valid(const Place& p, u32 address, int lane) {
   const Mbarrier b = Mbarrier::load(p.host);
-  if (!b.valid || b.expected == 0) fault("BarrierMisuse", "the bytes at " + hex(address) + " are no initialised mbarrier", lane);
+  if (!b.valid || b.expected == 0)
+    fault("BarrierMisuse", "the bytes at " + hex(address) + " are no initialised mbarrier", lane);
   return b;
 }
 
@@ -73,7 +75,8 @@ void update(const Place& p, Mbarrier b, u32 address, u32 arrivals, i32 bytes, in
   }
   b.pending -= arrivals;
   b.bytes += bytes;
-  if (b.bytes > kMostBytes || b.bytes < -kMostBytes) fault("BarrierMisuse", "byte count overflows: " + state(b, address), lane);
+  if (b.bytes > kMostBytes || b.bytes < -kMostBytes)
+    fault("BarrierMisuse", "byte count overflows: " + state(b, address), lane);
   const bool ends = b.store(p.host);
   if (ends && p.cta->shadow) p.cta->shadow->mbarrier_phase(p.offset);
   ++p.cta->gang->progress;
@@ -82,7 +85,8 @@ void update(const Place& p, Mbarrier b, u32 address, u32 arrivals, i32 bytes, in
 u32 address_of(Warp& w, const Ins& i, int lane) {
   if (i.space == Space::Generic) {
     const u64 a = w.lane64(i.a, lane) + static_cast<u64>(i.imm);
-    if (!in_arena(w, a)) fault("OutOfBounds", "mbarrier at generic address " + hex(a) + " is not in shared memory", lane);
+    if (!in_arena(w, a))
+      fault("OutOfBounds", "mbarrier at generic address " + hex(a) + " is not in shared memory", lane);
     return static_cast<u32>(a - reinterpret_cast<u64>(w.gang->arena));
   }
   const u32 a = w.lane32(i.a, lane) + static_cast<u32>(i.imm);
@@ -96,10 +100,12 @@ void h_init(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     const u32 address = address_of(w, i, l), count = w.lane32(i.b, l);
     const Place p = place_of(*w.gang, address);
-    if (count == 0 || count > kMostArrivals) fault("BarrierMisuse", "count " + std::to_string(count) + " of an mbarrier", l);
+    if (count == 0 || count > kMostArrivals)
+      fault("BarrierMisuse", "count " + std::to_string(count) + " of an mbarrier", l);
     // One that is in use must be invalidated first.
     if (p.cta->shadow && p.cta->shadow->is_mbarrier(p.offset)) {
-      fault("BarrierMisuse", state(Mbarrier::load(p.host), address) + " is initialised again without mbarrier.inval", l);
+      fault("BarrierMisuse", state(Mbarrier::load(p.host), address) + " is initialised again without mbarrier.inval",
+            l);
     }
     if (p.cta->shadow) {
       p.cta->shadow->access(w, p.offset, 8, false, true, false, l);
@@ -127,7 +133,8 @@ void h_arrive(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     const u32 address = address_of(w, i, l);
     const Place p = place_of(*w.gang, address);
-    if (p.cta->done) fault("OutOfBounds", "mbarrier of CTA rank " + std::to_string(p.cta->rank) + ", which has exited", l);
+    if (p.cta->done)
+      fault("OutOfBounds", "mbarrier of CTA rank " + std::to_string(p.cta->rank) + ", which has exited", l);
     Mbarrier b = valid(p, address, l);
     const u32 count = i.flags & kCount ? w.lane32(i.b, l) : 1;
     const i32 bytes = i.flags & kExpect ? static_cast<i32>(w.lane32(i.c, l)) : 0;
@@ -213,7 +220,8 @@ void decode_mbarrier(Decoder& d, Ins& i) {
   Modifiers& m = d.mods();
   bool relaxed = false;
   // These end wait loops of other parts of a warp: a part may be kept waiting while another goes on.
-  switch (m.take_one({"init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "expect_tx", "complete_tx", "pending_count"})) {
+  switch (m.take_one({"init", "inval", "arrive", "arrive_drop", "test_wait", "try_wait", "expect_tx", "complete_tx",
+                      "pending_count"})) {
     case 0:
       d.address(0, take_common(d, relaxed), i);
       i.b = d.source(1, 4u);
@@ -223,15 +231,9 @@ void decode_mbarrier(Decoder& d, Ins& i) {
       d.address(0, take_common(d, relaxed), i);
       i.fn = h_inval;
       break;
-    case 3:
-      i.flags |= kDrop;
-      [[fallthrough]];
-    case 2:
-      decode_arrive(d, i);
-      break;
-    case 5:
-      i.flags |= kTry;
-      [[fallthrough]];
+    case 3: i.flags |= kDrop; [[fallthrough]];
+    case 2: decode_arrive(d, i); break;
+    case 5: i.flags |= kTry; [[fallthrough]];
     case 4: {
       const bool parity = m.take("parity");
       const Space space = take_common(d, relaxed);
@@ -242,9 +244,7 @@ void decode_mbarrier(Decoder& d, Ins& i) {
       i.fn = h_wait;  // a time limit as a further operand changes nothing here
       break;
     }
-    case 7:
-      i.flags |= kDrop;
-      [[fallthrough]];
+    case 7: i.flags |= kDrop; [[fallthrough]];
     case 6:
       d.address(0, take_common(d, relaxed), i);
       i.c = d.source(1, 4u);
@@ -256,8 +256,7 @@ void decode_mbarrier(Decoder& d, Ins& i) {
       i.a = d.source(1, 8u);
       i.fn = h_pending_count;
       break;
-    default:
-      d.unsupported("form");
+    default: d.unsupported("form");
   }
 }
 

@@ -6,7 +6,7 @@
 namespace cake::emu {
 namespace {
 
-constexpr u32 kPoll = 1;       // a load that another thread's store is meant to reach: a wait loop may spin on it
+constexpr u32 kPoll = 1;  // a load that another thread's store is meant to reach: a wait loop may spin on it
 constexpr u32 kSigned = 2;
 
 inline int row(Space s) { return static_cast<int>(s); }
@@ -139,7 +139,8 @@ void h_fast_global(Warp& w, const Ins& i) {
       const Allocation* a = &registry[w.allocation];
       if (address < a->begin || address + kLanes * sizeof(T) > a->end) {
         const int k = registry.find(address, kLanes * sizeof(T));
-        if (k >= 0) a = &registry[w.allocation = k]; else a = nullptr;
+        if (k >= 0) a = &registry[w.allocation = k];
+        else a = nullptr;
       }
       if (a && !a->written && !(kStore && a->read_only)) {
         const u32 slot = w.gang->launch->program->operands[i.list];
@@ -159,7 +160,8 @@ void h_fast_global(Warp& w, const Ins& i) {
       }
     }
   }
-  if constexpr (kStore) h_store<T, 1>(w, i); else h_load<T, 1>(w, i);
+  if constexpr (kStore) h_store<T, 1>(w, i);
+  else h_load<T, 1>(w, i);
 }
 
 template <class T, u32 kCount, bool kStore>
@@ -197,12 +199,14 @@ void h_fast_shared(Warp& w, const Ins& i) {
       return;
     }
   }
-  if constexpr (kStore) h_store<T, kCount>(w, i); else h_load<T, kCount>(w, i);
+  if constexpr (kStore) h_store<T, kCount>(w, i);
+  else h_load<T, kCount>(w, i);
 }
 
 template <class T, u32 kCount>
 Handler choose(bool store, Space space, bool poll) {
-  if (!poll && (space == Space::Shared)) return store ? h_fast_shared<T, kCount, true> : h_fast_shared<T, kCount, false>;
+  if (!poll && (space == Space::Shared))
+    return store ? h_fast_shared<T, kCount, true> : h_fast_shared<T, kCount, false>;
   if constexpr (kCount == 1) {
     if (!poll && space == Space::Global) return store ? h_fast_global<T, true> : h_fast_global<T, false>;
   }
@@ -214,12 +218,16 @@ Handler choose_count(u32 count, bool store, Space space, bool poll) {
     case 1: return choose<T, 1>(store, space, poll);
     case 2: return choose<T, 2>(store, space, poll);
     case 4: return choose<T, 4>(store, space, poll);
-    case 8: if constexpr (sizeof(T) == 4) return choose<T, 8>(store, space, poll); else return nullptr;
+    case 8:
+      if constexpr (sizeof(T) == 4) return choose<T, 8>(store, space, poll);
+      else return nullptr;
     default: return nullptr;
   }
 }
 template <class T>
-Handler choose_param() { return h_load_param<T>; }
+Handler choose_param() {
+  return h_load_param<T>;
+}
 
 Handler choose_type(Type t, u32 count, bool store, Space space, bool poll) {
   const bool s = is_signed(t) && !store;
@@ -241,8 +249,8 @@ bool take_ordering(Decoder& d, bool& global_order) {
   const int scope = m.take_one({"cta", "cluster", "gpu", "sys"});
   global_order = ordered && scope != 0 && scope != 1;
   for (const char* hint : {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged",
-                           "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::evict_normal", "L2::evict_first",
-                           "L2::evict_last", "L2::64B", "L2::128B", "L2::256B"}) {
+                           "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::evict_normal",
+                           "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B"}) {
     m.take(hint);
   }
   return ordered && !weak;
@@ -276,11 +284,13 @@ void decode_load_store(Decoder& d, Ins& i, bool store) {
     d.add_operand(slot);
     if (count != 1) d.syntax("a vector operand is expected");
   }
-  if (i.space == Space::Shared || i.space == Space::Cluster || i.space == Space::Generic) d.note_shared_access(bytes_of(*t));
+  if (i.space == Space::Shared || i.space == Space::Cluster || i.space == Space::Generic)
+    d.note_shared_access(bytes_of(*t));
   if (global_order && i.space != Space::Shared && i.space != Space::Cluster) d.program().communicates = true;
   if (i.space == Space::Param && store) d.unsupported("store to kernel parameters");
   if (i.space == Space::Param && d.names_parameter(d.op(1))) {
-    if (static_cast<u64>(i.imm) + static_cast<u64>(count) * bytes_of(*t) > d.program().param_bytes) d.syntax("read past the end of the parameters");
+    if (static_cast<u64>(i.imm) + static_cast<u64>(count) * bytes_of(*t) > d.program().param_bytes)
+      d.syntax("read past the end of the parameters");
     switch (bytes_of(*t)) {
       case 1: i.fn = is_signed(*t) ? choose_param<i8>() : choose_param<u8>(); break;
       case 2: i.fn = is_signed(*t) ? choose_param<i16>() : choose_param<u16>(); break;
@@ -306,11 +316,12 @@ void register_memory(DecoderTable& table) {
   table.add("ld", [](Decoder& d, Ins& i) { decode_load_store(d, i, false); });
   table.add("ldu", [](Decoder& d, Ins& i) { decode_load_store(d, i, false); });
   table.add("st", [](Decoder& d, Ins& i) {
-    if (d.mods().has("async")) decode_store_async(d, i, false); else decode_load_store(d, i, true);
+    if (d.mods().has("async")) decode_store_async(d, i, false);
+    else decode_load_store(d, i, true);
   });
   auto ignored = [](Decoder& d, Ins& i) {
-    for (const char* part : {"L1", "L2", "L2::evict_last", "L2::evict_normal", "tensormap", "const", "param", "global", "local",
-                             "L2::128B", "discard"}) {
+    for (const char* part : {"L1", "L2", "L2::evict_last", "L2::evict_normal", "tensormap", "const", "param", "global",
+                             "local", "L2::128B", "discard"}) {
       d.mods().take(part);
     }
     i.fn = h_prefetch_check;
@@ -321,7 +332,8 @@ void register_memory(DecoderTable& table) {
   table.add("discard", ignored);
   // A cache policy is an opaque number.
   table.add("createpolicy", [](Decoder& d, Ins& i) {
-    for (const char* part : {"fractional", "range", "global", "L2::evict_last", "L2::evict_normal", "L2::evict_first", "L2::evict_unchanged"}) {
+    for (const char* part : {"fractional", "range", "global", "L2::evict_last", "L2::evict_normal", "L2::evict_first",
+                             "L2::evict_unchanged"}) {
       while (d.mods().take(part)) {
       }
     }

@@ -18,17 +18,25 @@ struct Shape {
 };
 // Packed into Ins::flags.
 u32 pack(const Shape& s) {
-  return s.m | s.n << 6 | s.k << 12 | static_cast<u32>(s.a) << 20 | static_cast<u32>(s.b) << 23 | static_cast<u32>(s.acc) << 26 |
-         static_cast<u32>(s.saturate) << 28;
+  return s.m | s.n << 6 | s.k << 12 | static_cast<u32>(s.a) << 20 | static_cast<u32>(s.b) << 23 |
+         static_cast<u32>(s.acc) << 26 | static_cast<u32>(s.saturate) << 28;
 }
 Shape unpack(u32 f) {
-  return {f & 63, f >> 6 & 63, f >> 12 & 255, Element(f >> 20 & 7), Element(f >> 23 & 7), Accumulator(f >> 26 & 3), (f >> 28 & 1) != 0};
+  return {f & 63,
+          f >> 6 & 63,
+          f >> 12 & 255,
+          Element(f >> 20 & 7),
+          Element(f >> 23 & 7),
+          Accumulator(f >> 26 & 3),
+          (f >> 28 & 1) != 0};
 }
 
 u32 per_register(Element e) {
   switch (e) {
-    case Element::F16: case Element::BF16: return 2;
-    case Element::TF32: case Element::F64: return 1;
+    case Element::F16:
+    case Element::BF16: return 2;
+    case Element::TF32:
+    case Element::F64: return 1;
     default: return 4;
   }
 }
@@ -55,7 +63,8 @@ void h_mma(Warp& w, const Ins& i) {
   const u32 rows = s.m / 8, a_registers = s.m * s.k / (32 * e), b_registers = s.k * s.n / (32 * e);
   const bool half = s.acc == Accumulator::F16;
   const u32 c_registers = s.m * s.n / 32 / (half ? 2 : 1);
-  const u32 *d_slots = slots, *a_slots = slots + c_registers, *b_slots = a_slots + a_registers, *c_slots = b_slots + b_registers;
+  const u32 *d_slots = slots, *a_slots = slots + c_registers, *b_slots = a_slots + a_registers,
+            *c_slots = b_slots + b_registers;
   double a[16][64], b[64][8], c[16][8];
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const u32 quad = lane / 4, place = lane % 4;
@@ -80,7 +89,9 @@ void h_mma(Warp& w, const Ins& i) {
         case Accumulator::F64: c[row][column] = std::bit_cast<double>(w.lane64(c_slots[r], l)); break;
         case Accumulator::F32: c[row][column] = std::bit_cast<float>(w.lane32(c_slots[r], l)); break;
         case Accumulator::S32: c[row][column] = static_cast<i32>(w.lane32(c_slots[r], l)); break;
-        case Accumulator::F16: c[row][column] = to_float(Half{static_cast<u16>(w.lane32(c_slots[r / 2], l) >> 16 * (r % 2))}); break;
+        case Accumulator::F16:
+          c[row][column] = to_float(Half{static_cast<u16>(w.lane32(c_slots[r / 2], l) >> 16 * (r % 2))});
+          break;
       }
     }
   }
@@ -148,8 +159,8 @@ void decode_mma(Decoder& d, Ins& i) {
   static constexpr struct {
     const char* name;
     u32 m, n, k;
-  } kShapes[] = {{"m16n8k4", 16, 8, 4}, {"m16n8k8", 16, 8, 8}, {"m16n8k16", 16, 8, 16}, {"m16n8k32", 16, 8, 32}, {"m8n8k4", 8, 8, 4},
-                 {"m8n8k16", 8, 8, 16}};
+  } kShapes[] = {{"m16n8k4", 16, 8, 4},   {"m16n8k8", 16, 8, 8}, {"m16n8k16", 16, 8, 16},
+                 {"m16n8k32", 16, 8, 32}, {"m8n8k4", 8, 8, 4},   {"m8n8k16", 8, 8, 16}};
   Shape s{};
   for (const auto& shape : kShapes) {
     if (m.take(shape.name)) s.m = shape.m, s.n = shape.n, s.k = shape.k;
@@ -172,18 +183,22 @@ void decode_mma(Decoder& d, Ins& i) {
     default: d.unsupported("accumulator type");
   }
   const bool integers = s.a == Element::S8 || s.a == Element::U8;
-  if (integers != (s.acc == Accumulator::S32) || (s.a == Element::F64) != (s.acc == Accumulator::F64)) d.unsupported("accumulator type");
+  if (integers != (s.acc == Accumulator::S32) || (s.a == Element::F64) != (s.acc == Accumulator::F64))
+    d.unsupported("accumulator type");
   const u32 e = per_register(s.a);
   static constexpr u32 kLeast[] = {0, 4, 8, 0, 16};  // contraction of one register of B, by elements in it
   const u32 step = kLeast[e];
   if (s.k % step || (s.m == 8 && (s.a != Element::F64 && !integers))) d.unsupported("shape for these types");
   if (s.a != Element::F64 && s.k / step > 2) d.unsupported("shape for these types");
   const u32 width = s.a == Element::F64 ? 8 : 4, acc_width = s.acc == Accumulator::F64 ? 8 : 4;
-  const u32 counts[] = {s.m * s.n / 32 / (s.acc == Accumulator::F16 ? 2 : 1), s.m * s.k / (32 * e), s.k * s.n / (32 * e)};
+  const u32 counts[] = {s.m * s.n / 32 / (s.acc == Accumulator::F16 ? 2 : 1), s.m * s.k / (32 * e),
+                        s.k * s.n / (32 * e)};
   std::vector<u32> slots;
   auto add = [&](const Operand& o, u32 bytes, bool dest, u32 count) {
     if (o.kind == Operand::Vector) {
-      if (o.items.size() != count) d.syntax("fragment of " + std::to_string(o.items.size()) + " registers, " + std::to_string(count) + " are needed");
+      if (o.items.size() != count)
+        d.syntax("fragment of " + std::to_string(o.items.size()) + " registers, " + std::to_string(count) +
+                 " are needed");
       for (const auto& item : o.items) slots.push_back(dest ? d.dest(item, bytes) : d.source(item, bytes));
     } else {
       if (count != 1) d.syntax("a fragment in braces is expected");

@@ -5,9 +5,15 @@
 
 namespace cake::emu {
 
-void h_narrow(Warp& w, const Ins& i) { map1<u32, u64>(w, i, [](u64 a) { return static_cast<u32>(a); }); }
-void h_widen_unsigned(Warp& w, const Ins& i) { map1<u64, u32>(w, i, [](u32 a) { return static_cast<u64>(a); }); }
-void h_widen_signed(Warp& w, const Ins& i) { map1<i64, i32>(w, i, [](i32 a) { return static_cast<i64>(a); }); }
+void h_narrow(Warp& w, const Ins& i) {
+  map1<u32, u64>(w, i, [](u64 a) { return static_cast<u32>(a); });
+}
+void h_widen_unsigned(Warp& w, const Ins& i) {
+  map1<u64, u32>(w, i, [](u32 a) { return static_cast<u64>(a); });
+}
+void h_widen_signed(Warp& w, const Ins& i) {
+  map1<i64, i32>(w, i, [](i32 a) { return static_cast<i64>(a); });
+}
 void h_not_predicate(Warp& w, const Ins& i) { w.set_predicate(i.d, ~w.predicates[i.a]); }
 void h_set_predicate(Warp& w, const Ins& i) { w.set_predicate(i.d, i.imm ? kFull : 0); }
 
@@ -15,7 +21,8 @@ void h_clock(Warp& w, const Ins& i) {
   // Time is the number of instructions that the gang has executed: monotonic and the same in every run.
   const u64 now = w.gang->executed + ++w.gang->stats->thread_instructions;
   each_lane(w.mask, [&](int l) {
-    if (i.width == 8) w.set64(i.d, l, now); else w.set32(i.d, l, static_cast<u32>(now));
+    if (i.width == 8) w.set64(i.d, l, now);
+    else w.set32(i.d, l, static_cast<u32>(now));
   });
 }
 
@@ -28,7 +35,10 @@ void h_copy_local(Warp& w, const Ins& i) {
 
 namespace {
 
-template <class T> void h_mov(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return a; }); }
+template <class T>
+void h_mov(Warp& w, const Ins& i) {
+  map1<T, T>(w, i, [](T a) { return a; });
+}
 void h_mov_predicate(Warp& w, const Ins& i) { w.set_predicate(i.d, w.predicates[i.a]); }
 void h_mov128(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
@@ -48,7 +58,8 @@ void h_pack(Warp& w, const Ins& i) {
       const u64 part = i.width == 8 ? w.lane64(parts[k], l) : w.lane32(parts[k], l) & ((1ull << bits) - 1);
       r |= part << bits * k;
     }
-    if (i.flags == 8) w.set64(i.d, l, r); else w.set32(i.d, l, static_cast<u32>(r));
+    if (i.flags == 8) w.set64(i.d, l, r);
+    else w.set32(i.d, l, static_cast<u32>(r));
   });
 }
 void h_unpack(Warp& w, const Ins& i) {
@@ -66,10 +77,12 @@ void h_move_parts128(Warp& w, const Ins& i) {
     for (u32 k = 0; k < i.n; ++k) {
       const u32 plane = i.width == 8 ? k * 8 * kLanes : k / 2 * 8 * kLanes;
       if (i.width == 8) {
-        if (kPack) w.set64(i.d + plane, l, w.lane64(parts[k], l)); else w.set64(parts[k], l, w.lane64(i.a + plane, l));
+        if (kPack) w.set64(i.d + plane, l, w.lane64(parts[k], l));
+        else w.set64(parts[k], l, w.lane64(i.a + plane, l));
       } else if (kPack) {
         u64 word = w.lane64(i.d + plane, l);
-        std::memcpy(reinterpret_cast<u8*>(&word) + 4 * (k & 1), &reinterpret_cast<const u32*>(w.registers + parts[k])[l], 4);
+        std::memcpy(reinterpret_cast<u8*>(&word) + 4 * (k & 1),
+                    &reinterpret_cast<const u32*>(w.registers + parts[k])[l], 4);
         w.set64(i.d + plane, l, word);
       } else {
         w.set32(parts[k], l, static_cast<u32>(w.lane64(i.a + plane, l) >> 32 * (k & 1)));
@@ -95,7 +108,8 @@ void decode_mov(Decoder& d, Ins& i) {
     i.width = static_cast<u8>(bytes / parts);
     i.flags = bytes;
     d.list(packs ? from : to, i.width, unpacks, i);
-    if (packs) i.d = d.dest(to, bytes); else i.a = d.source(from, bytes);
+    if (packs) i.d = d.dest(to, bytes);
+    else i.a = d.source(from, bytes);
     if (bytes == 16) {
       i.fn = packs ? h_move_parts128<true> : h_move_parts128<false>;
     } else {
@@ -140,9 +154,11 @@ void decode_cvta(Decoder& d, Ins& i) {
   const Operand& from = d.op(1);
   i.a = d.source(from, 8u);
   switch (space) {
-    case Space::Global: case Space::Const: i.fn = h_mov<u64>; break;
+    case Space::Global:
+    case Space::Const: i.fn = h_mov<u64>; break;
     case Space::Param: i.fn = to ? h_cvta_param<false> : h_cvta_param<true>; break;
-    case Space::Shared: case Space::Cluster: i.fn = to ? h_cvta_shared<false> : h_cvta_shared<true>; break;
+    case Space::Shared:
+    case Space::Cluster: i.fn = to ? h_cvta_shared<false> : h_cvta_shared<true>; break;
     case Space::Local: i.fn = to ? h_cvta_local<false> : h_cvta_local<true>; break;
     default: d.unsupported("no state space");
   }
@@ -178,9 +194,12 @@ void h_mapa(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     const u64 a = i.flags == 8 ? w.lane64(i.a, l) : w.lane32(i.a, l);
     const u32 rank = w.lane32(i.b, l);
-    if (rank >= w.gang->ctas.size()) fault("OutOfBounds", "rank " + std::to_string(rank) + " in a cluster of " + std::to_string(w.gang->ctas.size()), l);
+    if (rank >= w.gang->ctas.size())
+      fault("OutOfBounds", "rank " + std::to_string(rank) + " in a cluster of " + std::to_string(w.gang->ctas.size()),
+            l);
     const u64 r = arena + (((a - arena) & (kSharedWindow - 1)) | static_cast<u64>(rank) << kRankShift);
-    if (i.flags == 8) w.set64(i.d, l, r); else w.set32(i.d, l, static_cast<u32>(r));
+    if (i.flags == 8) w.set64(i.d, l, r);
+    else w.set32(i.d, l, static_cast<u32>(r));
   });
 }
 template <bool kShared>

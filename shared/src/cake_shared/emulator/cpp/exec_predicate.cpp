@@ -89,11 +89,13 @@ enum class Form : u8 { Plain, Combined, ToRegister };
 template <int kCompare, class T>
 Handler handler(Form form, bool ftz) {
   if (ftz) {
-    return form == Form::Plain ? Setp<kCompare, T, true>::plain
-           : form == Form::Combined ? Setp<kCompare, T, true>::combined : Setp<kCompare, T, true>::to_register;
+    return form == Form::Plain      ? Setp<kCompare, T, true>::plain
+           : form == Form::Combined ? Setp<kCompare, T, true>::combined
+                                    : Setp<kCompare, T, true>::to_register;
   }
-  return form == Form::Plain ? Setp<kCompare, T, false>::plain
-         : form == Form::Combined ? Setp<kCompare, T, false>::combined : Setp<kCompare, T, false>::to_register;
+  return form == Form::Plain      ? Setp<kCompare, T, false>::plain
+         : form == Form::Combined ? Setp<kCompare, T, false>::combined
+                                  : Setp<kCompare, T, false>::to_register;
 }
 
 template <class T, int... kAll>
@@ -113,9 +115,12 @@ Handler floating(int c, Form form, bool ftz) {
 
 Handler choose(Type t, int c, Form form, bool ftz) {
   switch (t) {
-    case Type::U16: case Type::B16: return integer<u16>(c, form);
-    case Type::U32: case Type::B32: return integer<u32>(c, form);
-    case Type::U64: case Type::B64: return integer<u64>(c, form);
+    case Type::U16:
+    case Type::B16: return integer<u16>(c, form);
+    case Type::U32:
+    case Type::B32: return integer<u32>(c, form);
+    case Type::U64:
+    case Type::B64: return integer<u64>(c, form);
     case Type::S16: return integer<i16>(c, form);
     case Type::S32: return integer<i32>(c, form);
     case Type::S64: return integer<i64>(c, form);
@@ -128,7 +133,8 @@ Handler choose(Type t, int c, Form form, bool ftz) {
 }
 
 int take_compare(Decoder& d) {
-  const int c = d.mods().take_one({"eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"});
+  const int c =
+      d.mods().take_one({"eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"});
   if (c >= 0) return c;
   constexpr int kUnsigned[] = {Lt, Le, Gt, Ge};
   const int u = d.mods().take_one({"lo", "ls", "hi", "hs"});
@@ -176,7 +182,8 @@ template <class H>
 void h_set_packed(Warp& w, const Ins& i) {
   const u32 saved[2] = {w.predicates[i.d], w.predicates[i.e]};
   h_setp_packed<H>(w, i);
-  const u32 low = w.predicates[i.d], high = w.predicates[i.e], one = static_cast<u32>(i.width) << 8 | 0x80u * (i.width == 0x3f);
+  const u32 low = w.predicates[i.d], high = w.predicates[i.e],
+            one = static_cast<u32>(i.width) << 8 | 0x80u * (i.width == 0x3f);
   const u32 slot = w.gang->launch->program->operands[i.list];
   each_lane(w.mask, [&](int l) { w.set32(slot, l, (low >> l & 1 ? one : 0) | (high >> l & 1 ? one << 16 : 0)); });
   w.predicates[i.d] = saved[0];
@@ -218,12 +225,15 @@ void decode_set(Decoder& d, Ins& i) {
   if (combine >= 0) i.c = d.predicate(3);
   i.flags = static_cast<u32>(combine + 1);
   switch (*to) {
-    case Type::U32: case Type::S32: i.imm = 0xffffffff; break;
+    case Type::U32:
+    case Type::S32: i.imm = 0xffffffff; break;
     case Type::F32: i.imm = 0x3f800000; break;
-    case Type::U16: case Type::S16: i.imm = 0xffff; break;
+    case Type::U16:
+    case Type::S16: i.imm = 0xffff; break;
     case Type::F16: i.imm = 0x3c00; break;
     case Type::BF16: i.imm = 0x3f80; break;
-    case Type::F16x2: case Type::BF16x2: {
+    case Type::F16x2:
+    case Type::BF16x2: {
       if (ftz) i.flags |= 4;
       const u32 slot = i.d;
       i.list = static_cast<u32>(d.program().operands.size());

@@ -70,11 +70,15 @@ void h_barrier(Warp& w, const Ins& i) {
   const bool has_count = i.imm != 0;
   const u32 count = has_count ? w.lane32(i.b, lane) : 0;
   if (has_count && (count == 0 || count % kLanes)) {
-    fault("BarrierMisuse", "thread count " + std::to_string(count) + " of barrier " + std::to_string(id) + " is no multiple of 32", lane);
+    fault("BarrierMisuse",
+          "thread count " + std::to_string(count) + " of barrier " + std::to_string(id) + " is no multiple of 32",
+          lane);
   }
   if (b.used && (b.has_count != has_count || b.expected != count)) {
-    fault("BarrierMisuse", "barrier " + std::to_string(id) + " is used with " + std::to_string(count) + " threads while others wait with " +
-          std::to_string(b.expected) + " (0 stands for all)", lane);
+    fault("BarrierMisuse",
+          "barrier " + std::to_string(id) + " is used with " + std::to_string(count) +
+              " threads while others wait with " + std::to_string(b.expected) + " (0 stands for all)",
+          lane);
   }
   b.used = true;
   b.has_count = has_count;
@@ -83,8 +87,10 @@ void h_barrier(Warp& w, const Ins& i) {
   const u32 arrivals = has_count && w.mask == w.alive ? kLanes : static_cast<u32>(std::popcount(w.mask));
   b.arrived += arrivals;
   if (has_count && b.arrived > count) {
-    fault("BarrierMisuse", "barrier " + std::to_string(id) + ": " + std::to_string(b.arrived) + " threads arrive where " +
-          std::to_string(count) + " are expected", lane);
+    fault("BarrierMisuse",
+          "barrier " + std::to_string(id) + ": " + std::to_string(b.arrived) + " threads arrive where " +
+              std::to_string(count) + " are expected",
+          lane);
   }
   if (i.flags >> 1 & 3) {
     const u32 p = w.predicates[i.c] & w.mask;
@@ -196,8 +202,8 @@ void decode_fence(Decoder& d, Ins& i) {
     }
     if (m.take("async") || m.take("async::generic")) {
       i.flags = kProxyAsync;
-      for (const char* part : {"global", "shared::cta", "shared::cluster", "acquire", "release", "sync_restrict::shared::cta",
-                               "sync_restrict::shared::cluster", "cluster"}) {
+      for (const char* part : {"global", "shared::cta", "shared::cluster", "acquire", "release",
+                               "sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"}) {
         m.take(part);
       }
       return;
@@ -248,7 +254,8 @@ void register_sync(DecoderTable& table) {
     if (direction < 0 || !d.mods().take("sync") || !d.mods().take("aligned")) d.unsupported("form");
     d.mods().take("u32");
     const i64 count = d.constant(d.op(0));
-    if (count < 24 || count > 256 || count % 8) d.syntax("register count " + std::to_string(count) + " is not 24 to 256 in steps of 8");
+    if (count < 24 || count > 256 || count % 8)
+      d.syntax("register count " + std::to_string(count) + " is not 24 to 256 in steps of 8");
     i.kind = Kind::Sync;
     i.sync = Sync::All;
     i.fn = h_nothing;

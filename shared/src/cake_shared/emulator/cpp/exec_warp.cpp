@@ -19,9 +19,18 @@ void h_shfl(Warp& w, const Ins& i) {
     i32 from;
     bool ok;
     switch (kMode) {
-      case kUp: from = static_cast<i32>(lane - amount); ok = from >= static_cast<i32>(highest); break;
-      case kDown: from = static_cast<i32>(lane + amount); ok = from <= static_cast<i32>(highest); break;
-      case kBfly: from = static_cast<i32>(lane ^ amount); ok = from <= static_cast<i32>(highest); break;
+      case kUp:
+        from = static_cast<i32>(lane - amount);
+        ok = from >= static_cast<i32>(highest);
+        break;
+      case kDown:
+        from = static_cast<i32>(lane + amount);
+        ok = from <= static_cast<i32>(highest);
+        break;
+      case kBfly:
+        from = static_cast<i32>(lane ^ amount);
+        ok = from <= static_cast<i32>(highest);
+        break;
       default: from = static_cast<i32>(lowest | (amount & ~segment)); ok = from <= static_cast<i32>(highest);
     }
     if (!ok) from = l;

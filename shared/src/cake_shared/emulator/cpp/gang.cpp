@@ -26,7 +26,8 @@ GangRunner::GangRunner(const Launch& launch, Stats& stats) : launch_(launch), pr
   gang_.launch = &launch;
   gang_.stats = &stats_;
   gang_.arena_bytes = static_cast<u64>(ctas_) * kSharedWindow;
-  void* arena = mmap(nullptr, gang_.arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* arena =
+      mmap(nullptr, gang_.arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (arena == MAP_FAILED) fault("LaunchError", "no address space for the shared memory of a cluster");
   gang_.arena = static_cast<u8*>(arena);
   warp_register_bytes_ = (program_.register_bytes + 63) / 64 * 64;
@@ -133,7 +134,8 @@ void GangRunner::init_warp(Warp& w, Cta& cta, int index) {
   for (const auto& s : program_.specials) {
     for (int l = 0; l < kLanes; ++l) {
       const u64 value = special_value(s, cta, index, l);
-      if (s.width == 4) w.set32(s.slot, l, static_cast<u32>(value)); else w.set64(s.slot, l, value);
+      if (s.width == 4) w.set32(s.slot, l, static_cast<u32>(value));
+      else w.set64(s.slot, l, value);
     }
   }
 }
@@ -177,13 +179,16 @@ u64 GangRunner::special_value(const Program::SpecialSlot& s, const Cta& cta, int
 
 void GangRunner::check_exit(Cta& cta) {
   cta.done = true;
+  if (cta.shadow) cta.shadow->finish();
   for (auto& w : cta.warps) {
     for (int l = 0; l < kLanes; ++l) {
       if (w.copies.lanes && !w.copies.lanes[l].idle()) {
-        fault("AsyncInFlight", "the CTA ends with cp.async copies that no wait has covered (warp " + std::to_string(w.index) + ")", l);
+        fault("AsyncInFlight",
+              "the CTA ends with cp.async copies that no wait has covered (warp " + std::to_string(w.index) + ")", l);
       }
       if (w.bulk.lanes && !w.bulk.lanes[l].idle()) {
-        fault("AsyncInFlight", "the CTA ends with bulk copies that no wait has covered (warp " + std::to_string(w.index) + ")", l);
+        fault("AsyncInFlight",
+              "the CTA ends with bulk copies that no wait has covered (warp " + std::to_string(w.index) + ")", l);
       }
     }
   }
@@ -193,7 +198,8 @@ void GangRunner::check_exit(Cta& cta) {
 
 void GangRunner::finish() {
   if (!gang_.async.empty()) {
-    fault("AsyncInFlight", std::to_string(gang_.async.size()) + " asynchronous operations are not done when the last thread exits");
+    fault("AsyncInFlight",
+          std::to_string(gang_.async.size()) + " asynchronous operations are not done when the last thread exits");
   }
 }
 
@@ -205,8 +211,9 @@ std::string GangRunner::waiting() const {
       for (const auto& s : w.splits) {
         if (++shown > 40) return text + "\n  ...";
         const Ins& i = program_.code[s.pc];
-        text += "\n  CTA " + std::to_string(cta->linear) + " warp " + std::to_string(w.index) + " lanes " + hex(s.mask) + " at line " +
-                std::to_string(i.line) + (i.loc.line ? " (source line " + std::to_string(i.loc.line) + ")" : "") + ": ";
+        text += "\n  CTA " + std::to_string(cta->linear) + " warp " + std::to_string(w.index) + " lanes " +
+                hex(s.mask) + " at line " + std::to_string(i.line) +
+                (i.loc.line ? " (source line " + std::to_string(i.loc.line) + ")" : "") + ": ";
         if (s.state == State::WaitBarrier) {
           const NamedBarrier& b = cta->barriers[s.barrier];
           text += "barrier " + std::to_string(s.barrier) + ", " + std::to_string(b.arrived) + " of " +
@@ -214,7 +221,8 @@ std::string GangRunner::waiting() const {
         } else if (s.state == State::WaitLanes) {
           text += program_.opcodes[i.opcode] + " waits for lanes " + hex(s.want & ~s.mask);
         } else if (s.state == State::WaitCluster) {
-          text += "barrier.cluster.wait, " + std::to_string(gang_.cluster_arrived) + " of " + std::to_string(gang_.alive) + " threads have arrived";
+          text += "barrier.cluster.wait, " + std::to_string(gang_.cluster_arrived) + " of " +
+                  std::to_string(gang_.alive) + " threads have arrived";
         } else {
           const Ins& before = s.pc > 0 ? program_.code[s.pc - 1] : i;
           text += "polls (" + program_.opcodes[before.opcode] + ", line " + std::to_string(before.line) +

@@ -6,8 +6,8 @@
 
 namespace cake::emu {
 
-void h_narrow(Warp&, const Ins&);         // 32-bit slot d = low half of 64-bit slot a
-void h_widen_unsigned(Warp&, const Ins&); // 64-bit slot d = zero-extended 32-bit slot a
+void h_narrow(Warp&, const Ins&);          // 32-bit slot d = low half of 64-bit slot a
+void h_widen_unsigned(Warp&, const Ins&);  // 64-bit slot d = zero-extended 32-bit slot a
 void h_widen_signed(Warp&, const Ins&);
 void h_not_predicate(Warp&, const Ins&);  // predicate d = !a
 void h_set_predicate(Warp&, const Ins&);  // predicate d = imm != 0

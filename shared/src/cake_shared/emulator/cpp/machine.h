@@ -34,16 +34,16 @@ struct Split {
   i32 pc;
   State state = State::Run;
   u8 barrier = 0;
-  u32 want = 0;          // WaitLanes: the lanes that must come together
-  u64 parked = ~0ull;    // Gang::progress when it last found nothing new
-  u32 token = 0;         // phase it waits for
+  u32 want = 0;        // WaitLanes: the lanes that must come together
+  u64 parked = ~0ull;  // Gang::progress when it last found nothing new
+  u32 token = 0;       // phase it waits for
   std::vector<i32> returns;
 };
 
 struct Stats {
   std::vector<u64> executed;  // by instruction
   u64 thread_instructions = 0;
-  u64 bytes[7][2] = {};       // by Space, read and written
+  u64 bytes[7][2] = {};  // by Space, read and written
   u64 shared_accesses = 0, shared_wavefronts = 0;
   u64 mma_flops = 0, async_copies = 0;
   std::string printed;
@@ -56,9 +56,9 @@ struct Warp {
   u32 mask = 0;   // lanes that execute the current instruction
   u32 alive = 0;  // lanes that have not exited
   Signal signal = Signal::None;
-  i32 pc = 0;     // of the current instruction
+  i32 pc = 0;  // of the current instruction
   int index = 0;
-  int current = 0;  // index in splits
+  int current = 0;     // index in splits
   int allocation = 0;  // last one found, tried first
   Cta* cta = nullptr;
   Gang* gang = nullptr;
@@ -66,8 +66,8 @@ struct Warp {
   u8* local = nullptr;  // thread-local memory, lane after lane
   u32 local_bytes = 0;
   std::vector<Split> splits;
-  LaneCopies copies;      // cp.async groups
-  BulkGroups bulk;        // cp.async.bulk groups
+  LaneCopies copies;  // cp.async groups
+  BulkGroups bulk;    // cp.async.bulk groups
   u32 cluster_phase[kLanes] = {};
   std::unique_ptr<RegisterFlight> flight;  // null until the first operation with registers in flight
   u64 poll_value = 0;
@@ -98,7 +98,7 @@ struct Cta {
   u64 linear = 0;
   u8* shared = nullptr;  // host address of shared offset 0
   u32 shared_end = 0;
-  u32 alive = 0;         // lanes
+  u32 alive = 0;  // lanes
   std::vector<Warp> warps;
   NamedBarrier barriers[16];
   std::unique_ptr<SharedShadow> shadow;
@@ -141,18 +141,18 @@ struct Launch {
 // A cluster of CTAs (of one CTA without clusters): executed by one worker, warps interleaved.
 struct Gang {
   const Launch* launch = nullptr;
-  u8* arena = nullptr;   // shared memory windows of its CTAs, rank after rank; also what generic addresses point to
+  u8* arena = nullptr;  // shared memory windows of its CTAs, rank after rank; also what generic addresses point to
   u64 arena_bytes = 0;
   std::vector<std::unique_ptr<Cta>> ctas;
   AsyncQueue async;
-  u64 progress = 0;      // changes whenever another warp could find something new
+  u64 progress = 0;  // changes whenever another warp could find something new
   u64 executed = 0, executed_at_progress = 0;
   Random random;
   u32 cluster_arrived = 0, cluster_phase = 0;
   u32 alive = 0;
   bool grid_wait_open = true;  // griddepcontrol.wait returns
   Stats* stats = nullptr;
-  Warp* running = nullptr;  // the warp whose instruction is being executed
+  Warp* running = nullptr;       // the warp whose instruction is being executed
   Warp* async_issuer = nullptr;  // the warp that issued the asynchronous operation being performed
   Clocks clocks;
 };

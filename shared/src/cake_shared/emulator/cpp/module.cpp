@@ -19,8 +19,9 @@ void Module::check_target() const {
   auto number = [](const std::string& s) { return s.size() > 3 ? std::atoi(s.c_str() + 3) : 0; };
   const std::string& own = ast_.target;
   const bool specific = !own.empty() && own.back() == 'a', family = !own.empty() && own.back() == 'f';
-  const bool ok = specific ? own == target_ : family ? number(own) / 10 == number(target_) / 10 && number(own) <= number(target_)
-                                                     : number(own) <= number(target_);
+  const bool ok = specific ? own == target_
+                  : family ? number(own) / 10 == number(target_) / 10 && number(own) <= number(target_)
+                           : number(own) <= number(target_);
   if (!ok) throw ParseError{"PtxSyntaxError", 1, "the text is for " + own + ", the target is " + target_};
 }
 
@@ -31,7 +32,8 @@ void Module::place_variables() {
       symbols_[v.name] = {&v, 0};
       continue;
     }
-    if (v.is_extern) throw ParseError{"UnsupportedInstruction", v.line, "variable " + v.name + " is defined in another module"};
+    if (v.is_extern)
+      throw ParseError{"UnsupportedInstruction", v.line, "variable " + v.name + " is defined in another module"};
     storage_.emplace_back(v.bytes + v.align + 16, 0);
     const u64 align = std::max<u64>(16, v.align);
     const u64 address = (reinterpret_cast<u64>(storage_.back().data()) + align - 1) / align * align;
@@ -47,7 +49,8 @@ void Module::place_variables() {
     for (const auto& r : v.relocations) {
       auto it = symbols_.find(r.symbol);
       if (it == symbols_.end() || it->second.variable->space == Space::Shared) {
-        throw ParseError{"UnsupportedInstruction", v.line, "address of " + r.symbol + " in the initialiser of " + v.name};
+        throw ParseError{"UnsupportedInstruction", v.line,
+                         "address of " + r.symbol + " in the initialiser of " + v.name};
       }
       const u64 value = it->second.address + static_cast<u64>(r.addend);
       std::memcpy(reinterpret_cast<u8*>(symbols_[v.name].address) + r.offset, &value, 8);

@@ -12,9 +12,9 @@ struct Ins;
 using Handler = void (*)(Warp&, const Ins&);
 
 enum class Kind : u8 {
-  Plain,   // the handler does everything for the lanes of Warp::mask
-  Sync,    // may have to wait: for lanes of the warp (Ins::sync), or the handler sets Warp::signal
-  Label,   // start of a basic block: parts of a diverged warp may meet here
+  Plain,  // the handler does everything for the lanes of Warp::mask
+  Sync,   // may have to wait: for lanes of the warp (Ins::sync), or the handler sets Warp::signal
+  Label,  // start of a basic block: parts of a diverged warp may meet here
   Branch,
   Indexed,  // brx.idx
   Call,
@@ -48,12 +48,34 @@ struct Ins {
 };
 
 enum class Special : u8 {
-  Tid, Ntid, Ctaid, Nctaid, ClusterCtaid, ClusterNctaid, Clusterid, Nclusterid,  // aux: axis
-  ClusterRank, ClusterSize, Lane, WarpId, WarpCount, SmId, SmCount, GridId, ExplicitCluster,
-  LaneMaskEq, LaneMaskLt, LaneMaskLe, LaneMaskGt, LaneMaskGe, DynamicShared, TotalShared, Zero,
-  SharedSymbol,  // aux: offset in the CTA's shared memory
-  DynamicSymbol, // aux: offset in the dynamic shared memory
-  ParamAddress   // aux: offset in the kernel's parameters
+  Tid,
+  Ntid,
+  Ctaid,
+  Nctaid,
+  ClusterCtaid,
+  ClusterNctaid,
+  Clusterid,
+  Nclusterid,  // aux: axis
+  ClusterRank,
+  ClusterSize,
+  Lane,
+  WarpId,
+  WarpCount,
+  SmId,
+  SmCount,
+  GridId,
+  ExplicitCluster,
+  LaneMaskEq,
+  LaneMaskLt,
+  LaneMaskLe,
+  LaneMaskGt,
+  LaneMaskGe,
+  DynamicShared,
+  TotalShared,
+  Zero,
+  SharedSymbol,   // aux: offset in the CTA's shared memory
+  DynamicSymbol,  // aux: offset in the dynamic shared memory
+  ParamAddress    // aux: offset in the kernel's parameters
 };
 
 struct Param {
@@ -90,7 +112,7 @@ struct Program {
   u32 max_threads = 0, max_registers = 0;
   u32 required_threads[3] = {0, 0, 0};
   u32 cluster[3] = {0, 0, 0};
-  u32 carry_predicate = 0;     // the carry flag of add.cc and its kin; 0 when there is none
+  u32 carry_predicate = 0;    // the carry flag of add.cc and its kin; 0 when there is none
   bool communicates = false;  // through global memory with other CTAs: all run on one seeded schedule
   // What each instruction reads and writes, for results in flight: `reads` then `writes` entries of touched_slots.
   enum class Role : u8 { Plain, Copy, InFlight };  // Copy: mov, packing too; InFlight: checks its registers itself
@@ -101,7 +123,7 @@ struct Program {
   };
   std::vector<Touched> touched;
   std::vector<u32> touched_slots;
-  u32 shared_granule = 4;     // smallest access to shared memory in bytes, for the race detector
+  u32 shared_granule = 4;  // smallest access to shared memory in bytes, for the race detector
 };
 
 }  // namespace cake::emu

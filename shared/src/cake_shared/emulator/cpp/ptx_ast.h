@@ -14,11 +14,11 @@ namespace cake::emu {
 struct Operand {
   enum Kind : u8 { Name, Integer, Float32, Float64, Vector, Address, Pair, List };
   Kind kind = Name;
-  bool negated = false;         // !p
-  std::string name;             // Name
-  u64 bits = 0;                 // Integer (two's complement), Float32, Float64 (IEEE bits)
-  i64 offset = 0;               // Address: constant added to the base; Name: symbol+offset
-  std::vector<Operand> items;   // Vector, List: elements; Pair: two; Address: base, then further parts
+  bool negated = false;        // !p
+  std::string name;            // Name
+  u64 bits = 0;                // Integer (two's complement), Float32, Float64 (IEEE bits)
+  i64 offset = 0;              // Address: constant added to the base; Name: symbol+offset
+  std::vector<Operand> items;  // Vector, List: elements; Pair: two; Address: base, then further parts
 };
 
 struct SourceLoc {
@@ -28,20 +28,20 @@ struct SourceLoc {
 struct Statement {
   u32 line = 0;
   SourceLoc loc;
-  std::string label;                // a label when not empty; nothing else is set then
-  std::string guard;                // predicate's name, empty when unguarded
+  std::string label;  // a label when not empty; nothing else is set then
+  std::string guard;  // predicate's name, empty when unguarded
   bool guard_negated = false;
-  std::vector<std::string> parts;   // opcode split at dots
-  std::string opcode;               // as written
+  std::vector<std::string> parts;  // opcode split at dots
+  std::string opcode;              // as written
   std::vector<Operand> operands;
 };
 
 struct Variable {
   std::string name;
   Space space = Space::Global;
-  std::string type;      // .b8 .u32 ... without the dot
+  std::string type;  // .b8 .u32 ... without the dot
   u32 align = 1;
-  u64 bytes = 0;         // 0 for an unsized extern array
+  u64 bytes = 0;  // 0 for an unsized extern array
   bool is_extern = false;
   std::vector<u8> data;  // initial bytes; may be shorter than `bytes`
   struct Relocation {
@@ -64,8 +64,8 @@ struct FunctionAst {
   bool has_body = false;
   std::vector<Variable> returns, params;
   std::vector<RegisterDecl> registers;
-  std::vector<Variable> locals;   // .local and call .param variables, names unique in the function
-  std::vector<Variable> shared;   // .shared declared inside of the body
+  std::vector<Variable> locals;  // .local and call .param variables, names unique in the function
+  std::vector<Variable> shared;  // .shared declared inside of the body
   std::vector<Statement> body;
   u32 max_threads = 0, max_registers = 0;
   u32 required_threads[3] = {0, 0, 0};

@@ -156,10 +156,12 @@ Operand Parser::operand_primary() {
   if (peek().kind == Token::Number) {
     const Number n = parse_number(take());
     o.bits = n.bits;
-    o.kind = n.kind == Number::Integer ? Operand::Integer
-             : n.kind == Number::Float32 ? Operand::Float32 : Operand::Float64;
-    if (negative) o.bits = o.kind == Operand::Integer ? 0 - o.bits
-                           : o.bits ^ (o.kind == Operand::Float32 ? 1ull << 31 : 1ull << 63);
+    o.kind = n.kind == Number::Integer   ? Operand::Integer
+             : n.kind == Number::Float32 ? Operand::Float32
+                                         : Operand::Float64;
+    if (negative)
+      o.bits =
+          o.kind == Operand::Integer ? 0 - o.bits : o.bits ^ (o.kind == Operand::Float32 ? 1ull << 31 : 1ull << 63);
     return o;
   }
   o.name = resolve(expect_word());
@@ -220,7 +222,8 @@ void Parser::resolve_labels(FunctionAst& f) {
   for (const auto& s : f.body) {
     if (s.label.empty()) continue;
     if (labels.count(s.label)) {
-      throw ParseError{"PtxSyntaxError", s.line, "label " + s.label.substr(0, s.label.rfind('@')) + " is declared twice"};
+      throw ParseError{"PtxSyntaxError", s.line,
+                       "label " + s.label.substr(0, s.label.rfind('@')) + " is declared twice"};
     }
     labels[s.label] = true;
   }

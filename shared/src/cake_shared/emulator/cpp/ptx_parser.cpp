@@ -12,9 +12,10 @@ std::string hex(u64 value) {
 
 u32 type_bytes(const std::string& type) {
   static const std::unordered_map<std::string, u32> sizes = {
-      {"b8", 1},  {"u8", 1},  {"s8", 1},    {"b16", 2},   {"u16", 2}, {"s16", 2}, {"f16", 2}, {"bf16", 2},
-      {"b32", 4}, {"u32", 4}, {"s32", 4},   {"f32", 4},   {"b64", 8}, {"u64", 8}, {"s64", 8}, {"f64", 8},
-      {"b128", 16}, {"f16x2", 4}, {"bf16x2", 4}, {"pred", 1}, {"texref", 8}, {"surfref", 8}, {"samplerref", 8}};
+      {"b8", 1},     {"u8", 1},   {"s8", 1},     {"b16", 2},     {"u16", 2},       {"s16", 2},
+      {"f16", 2},    {"bf16", 2}, {"b32", 4},    {"u32", 4},     {"s32", 4},       {"f32", 4},
+      {"b64", 8},    {"u64", 8},  {"s64", 8},    {"f64", 8},     {"b128", 16},     {"f16x2", 4},
+      {"bf16x2", 4}, {"pred", 1}, {"texref", 8}, {"surfref", 8}, {"samplerref", 8}};
   auto it = sizes.find(type);
   return it == sizes.end() ? 0 : it->second;
 }
@@ -127,7 +128,8 @@ Variable Parser::variable(Space space, bool is_extern, bool in_list) {
     } else if (word == ".ptr") {
       // Alignment of what the pointer points at, not of the parameter.
       while (is(".global") || is(".shared") || is(".const") || is(".local") || is(".param") || is(".align")) {
-        if (accept(".align")) expect_integer(); else take();
+        if (accept(".align")) expect_integer();
+        else take();
       }
     } else if (word[0] == '.') {
       v.type = word.substr(1);

@@ -46,7 +46,8 @@ void run_half(u8* to, const u8* from, u32 bytes, u32 op) {
     std::memcpy(&a, to + k, 2);
     std::memcpy(&b, from + k, 2);
     const float r = apply<float>(op, to_float(a), to_float(b));
-    if constexpr (std::is_same_v<H, Half>) a = to_half(r); else a = to_bfloat(r);
+    if constexpr (std::is_same_v<H, Half>) a = to_half(r);
+    else a = to_bfloat(r);
     std::memcpy(to + k, &a, 2);
   }
 }
@@ -57,11 +58,15 @@ bool reducible(u32 code) {
   const u32 op = code & 0xff;
   switch (static_cast<Type>(code >> 8)) {
     case Type::U32: return true;
-    case Type::S32: case Type::S64: return op <= kMax;
+    case Type::S32:
+    case Type::S64: return op <= kMax;
     case Type::U64: return op <= kMax || op >= kInc;
-    case Type::B32: case Type::B64: return op >= kAnd && op <= kXor;
-    case Type::F32: case Type::F64: return op == kAdd;
-    case Type::F16: case Type::BF16: return op <= kMax;
+    case Type::B32:
+    case Type::B64: return op >= kAnd && op <= kXor;
+    case Type::F32:
+    case Type::F64: return op == kAdd;
+    case Type::F16:
+    case Type::BF16: return op <= kMax;
     default: return false;
   }
 }
@@ -69,9 +74,11 @@ bool reducible(u32 code) {
 void reduce_bytes(u8* to, const u8* from, u32 bytes, u32 code) {
   const u32 op = code & 0xff;
   switch (static_cast<Type>(code >> 8)) {
-    case Type::U32: case Type::B32: return run<u32>(to, from, bytes, op);
+    case Type::U32:
+    case Type::B32: return run<u32>(to, from, bytes, op);
     case Type::S32: return run<i32>(to, from, bytes, op);
-    case Type::U64: case Type::B64: return run<u64>(to, from, bytes, op);
+    case Type::U64:
+    case Type::B64: return run<u64>(to, from, bytes, op);
     case Type::S64: return run<i64>(to, from, bytes, op);
     case Type::F32: return run<float>(to, from, bytes, op);
     case Type::F64: return run<double>(to, from, bytes, op);

@@ -8,8 +8,8 @@ namespace cake::emu {
 
 enum class Round : u8 { Nearest, Zero, Down, Up };
 
-// While it lives, arithmetic rounds in the given direction. Operands and results must pass through volatile variables, so
-// that the compiler keeps the arithmetic inside.
+// While it lives, arithmetic rounds in the given direction. Operands and results must pass through volatile variables,
+// so that the compiler keeps the arithmetic inside.
 class RoundingScope {
  public:
   explicit RoundingScope(Round mode) : saved_(std::fegetround()) {

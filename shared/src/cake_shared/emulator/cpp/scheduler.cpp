@@ -256,7 +256,8 @@ SliceEnd GangRunner::run(Warp& w, u64 budget) {
         }
         for (u32 left = m; left;) {
           const u32 index = w.lane32(i.a, first_lane(left));
-          if (index >= i.n) fault("IllegalInstruction", "branch index " + std::to_string(index) + " of " + std::to_string(i.n));
+          if (index >= i.n)
+            fault("IllegalInstruction", "branch index " + std::to_string(index) + " of " + std::to_string(i.n));
           Split part = origin;
           part.mask = 0;
           each_lane(left, [&](int l) { part.mask |= u32(w.lane32(i.a, l) == index) << l; });
@@ -341,7 +342,8 @@ Outcome GangRunner::round() {
     gang_.executed_at_progress = gang_.executed;
     idle_rounds_ = 0;
   } else if (gang_.executed - gang_.executed_at_progress > launch_.max_instructions) {
-    fault("Hang", std::to_string(launch_.max_instructions) + " warp instructions without a store or a signal; " + waiting());
+    fault("Hang",
+          std::to_string(launch_.max_instructions) + " warp instructions without a store or a signal; " + waiting());
   }
   if (busy) return Outcome::Running;
   if (gang_.async.complete_some(gang_)) {

@@ -30,7 +30,7 @@ class GangRunner {
   GangRunner& operator=(const GangRunner&) = delete;
 
   void start(u64 gang_index);
-  Outcome round();           // gives every warp a slice
+  Outcome round();  // gives every warp a slice
   // Lets every poll try again: another gang may have written what it looks for. That alone is no progress.
   void wake() {
     last_progress_ = ++gang_.progress;

@@ -9,7 +9,9 @@ namespace cake::emu {
 SharedShadow::SharedShadow(Cta& cta, u32 granule) : gang_(cta.gang), granule_(granule) {}
 
 void SharedShadow::reset(Cta& cta) {
+  cta_ = &cta;
   gang_ = cta.gang;
+  suspects_.clear();
   clocks_ = &gang_->clocks;
   warps_ = clocks_->warps();
   warps_per_cta_ = static_cast<u32>(cta.warps.size());
@@ -37,22 +39,29 @@ std::string SharedShadow::name(u32 actor) const {
 }
 
 void SharedShadow::race(u32 me, u32 other, u32 cell, const char* what, int lane) const {
-  fault("SharedRace", place(cell) + ": " + what + " by " + name(me) + " with nothing that orders it after that of " + name(other), lane);
+  fault("SharedRace",
+        place(cell) + ": " + what + " by " + name(me) + " with nothing that orders it after that of " + name(other),
+        lane);
 }
 
 // The last write must be known to the warp; a write must also know of every read.
-void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane) {
+void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane, bool forgive) {
   const Cell& c = cells_[cell];
   const u32 me = id(w);
   const auto& seen = clocks_->of(me).seen;
   if (c.flags & kUnderWay) {
-    fault("UnwaitedResult", place(cell) + ": an asynchronous copy into them is under way and has not been waited for", lane);
+    fault(writes ? "SharedRace" : "UnwaitedResult",
+          place(cell) + ": an asynchronous copy into them is under way and has not been waited for", lane);
   }
   if (c.clock > seen[c.writer] && !(atomic && (c.flags & kAtomic))) {
     if (c.writer >= warps_) {
-      fault("UnwaitedResult", place(cell) + ": the mbarrier of the copy that wrote them has not been waited for by " + name(me), lane);
+      fault(writes ? "SharedRace" : "UnwaitedResult",
+            place(cell) + ": the mbarrier of the copy that wrote them has not been waited for by " + name(me), lane);
     }
-    race(me, c.writer, cell, writes ? "a write" : "a read", lane);
+    if (!forgive) race(me, c.writer, cell, writes ? "a write" : "a read", lane);
+    u32 old = 0;
+    std::memcpy(&old, cta_->shared + cell * granule_, granule_);
+    suspects_.push_back({cell, me, c.writer, old, lane, &w, w.pc});
   }
   if (!writes) return;
   const u32* read = readers(cell);
@@ -64,7 +73,25 @@ void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool atomic, int 
   }
 }
 
+void SharedShadow::confirm() {
+  const std::vector<Suspect> list = std::move(suspects_);
+  suspects_.clear();
+  for (const Suspect& s : list) {
+    u32 now = 0;
+    std::memcpy(&now, cta_->shared + s.cell * granule_, granule_);
+    if (now == s.old) continue;
+    Fault f{
+        "SharedRace",
+        place(s.cell) + ": a write by " + name(s.me) + " with nothing that orders it after that of " + name(s.other),
+        s.lane};
+    f.warp = s.warp;
+    f.pc = s.pc;
+    throw f;
+  }
+}
+
 void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool atomic, int lane) {
+  if (!suspects_.empty() && (suspects_[0].pc != w.pc || suspects_[0].warp != &w)) confirm();
   const u32 me = id(w), now = clocks_->now(me);
   const auto& seen = clocks_->of(me).seen;
   const u32 first = offset / granule_, last = (offset + bytes - 1) / granule_;
@@ -74,7 +101,9 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
       if (c.flags & kUnderWay) check_order(w, cell, writes, atomic, lane);
       fault("UninitialisedRead", place(cell) + " have never been written", lane);
     }
-    if (writes || (c.flags & kUnderWay) || c.clock > seen[c.writer]) check_order(w, cell, writes, atomic, lane);
+    if (writes || (c.flags & kUnderWay) || c.clock > seen[c.writer]) {
+      check_order(w, cell, writes, atomic, lane, writes && !atomic && granule_ <= 4);
+    }
     if (writes) {
       c.writer = static_cast<u16>(me);
       c.clock = now;
@@ -94,9 +123,11 @@ void SharedShadow::async_access(Warp& issuer, u32 offset, u32 bytes, bool reads,
     Cell& c = cells_[cell];
     if (reads) {
       if (!(c.flags & (kWritten | kUnderWay))) fault("UninitialisedRead", place(cell) + " have never been written");
-      if (c.writer < warps_ && !(c.flags & (kProxy | kUnderWay)) && c.clock <= known.seen[c.writer] && c.clock > known.fenced[c.writer]) {
-        fault("MissingProxyFence", place(cell) + " were written by " + name(c.writer) +
-              " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
+      if (c.writer < warps_ && !(c.flags & (kProxy | kUnderWay)) && c.clock <= known.seen[c.writer] &&
+          c.clock > known.fenced[c.writer]) {
+        fault("MissingProxyFence",
+              place(cell) + " were written by " + name(c.writer) +
+                  " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
       }
     }
     check_order(issuer, cell, writes, false, -1);

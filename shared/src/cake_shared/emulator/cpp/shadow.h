@@ -1,5 +1,5 @@
-// What is known about the bytes of a CTA's shared memory beside their values: whether they were written, by whom, who has
-// read them, and whether an asynchronous copy into them is under way.
+// What is known about the bytes of a CTA's shared memory beside their values: whether they were written, by whom, who
+// has read them, and whether an asynchronous copy into them is under way.
 #pragma once
 #include <memory>
 #include <unordered_map>
@@ -18,6 +18,9 @@ class SharedShadow {
  public:
   SharedShadow(Cta& cta, u32 granule);
   void reset(Cta& cta);  // for the next CTA
+  void finish() {        // when the CTA ends
+    if (!suspects_.empty()) confirm();
+  }
 
   // By ordinary instructions of a warp of the gang.
   void access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool atomic, int lane);
@@ -61,14 +64,25 @@ class SharedShadow {
     std::vector<std::pair<u32, u32>> ranges;  // offset, bytes
   };
 
+  // An unordered write over another warp's write is forgiven when it leaves the bytes as they were: many kernels have
+  // all threads store one value. The next access looks at what the store has done.
+  struct Suspect {
+    u32 cell, me, other, old;
+    int lane;
+    const Warp* warp;
+    int pc;
+  };
+  void confirm();
+
   u32 id(const Warp& w) const;
   u32* readers(u32 cell) { return readers_.data() + static_cast<size_t>(cell) * warps_; }
-  void check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane);
+  void check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane, bool forgive = false);
   [[noreturn]] void race(u32 me, u32 other, u32 cell, const char* what, int lane) const;
   std::string place(u32 cell) const;
   std::string name(u32 actor) const;
   void settle(Warp& w, const std::vector<std::pair<u32, u32>>& ranges);
 
+  Cta* cta_ = nullptr;
   Gang* gang_;
   Clocks* clocks_;
   u32 granule_, warps_, warps_per_cta_;
@@ -76,7 +90,8 @@ class SharedShadow {
   std::vector<u32> readers_;  // by cell, then warp: clock of its last read
   std::unordered_map<u32, Mbarrier> mbarriers_;
   Knowledge named_[16];
-  std::vector<std::pair<u32, u32>> issuing_;      // ranges of the cp.async being issued
+  std::vector<Suspect> suspects_;
+  std::vector<std::pair<u32, u32>> issuing_;             // ranges of the cp.async being issued
   std::unordered_map<u32, std::vector<Copies>> copies_;  // by warp
 };
 

@@ -8,8 +8,32 @@
 namespace cake::emu {
 
 enum class Type : u8 {
-  U8, U16, U32, U64, S8, S16, S32, S64, B8, B16, B32, B64, B128,
-  F16, F16x2, BF16, BF16x2, F32, F64, F32x2, TF32, E4M3, E5M2, E4M3x2, E5M2x2, Pred
+  U8,
+  U16,
+  U32,
+  U64,
+  S8,
+  S16,
+  S32,
+  S64,
+  B8,
+  B16,
+  B32,
+  B64,
+  B128,
+  F16,
+  F16x2,
+  BF16,
+  BF16x2,
+  F32,
+  F64,
+  F32x2,
+  TF32,
+  E4M3,
+  E5M2,
+  E4M3x2,
+  E5M2x2,
+  Pred
 };
 
 std::optional<Type> parse_type(const std::string& name);
@@ -28,8 +52,8 @@ struct BFloat {
 };
 
 float to_float(Half h);
-Half to_half(float f);                 // round to nearest even
-Half to_half_from_double(double d);    // one rounding
+Half to_half(float f);               // round to nearest even
+Half to_half_from_double(double d);  // one rounding
 inline float to_float(BFloat b) { return std::bit_cast<float>(static_cast<u32>(b.bits) << 16); }
 inline BFloat to_bfloat(float f) {
   const u32 u = std::bit_cast<u32>(f);

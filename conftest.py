@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ["cake_shared.testing.plugin"]
+
 torch.set_num_threads(1)
 settings.register_profile(
     "ci",

@@ -1,5 +1,40 @@
 """Deterministic projection and router GEMMs of a training step."""
 
 from dense_projection_det_gemm._version import __version__
+from dense_projection_det_gemm.api import (
+    dense_projection_det_gemm,
+    prepare_dgrad,
+    prepare_forward,
+    prepare_gemm,
+    prepare_router_dgrad,
+    prepare_router_forward,
+    prepare_router_wgrad,
+    prepare_wgrad,
+    projection_dgrad,
+    projection_forward,
+    projection_wgrad,
+    router_dgrad,
+    router_forward,
+    router_wgrad,
+)
+from dense_projection_det_gemm.modules import DenseProjection, RouterGate
 
-__all__ = ["__version__"]
+__all__ = [
+    "DenseProjection",
+    "RouterGate",
+    "__version__",
+    "dense_projection_det_gemm",
+    "prepare_dgrad",
+    "prepare_forward",
+    "prepare_gemm",
+    "prepare_router_dgrad",
+    "prepare_router_forward",
+    "prepare_router_wgrad",
+    "prepare_wgrad",
+    "projection_dgrad",
+    "projection_forward",
+    "projection_wgrad",
+    "router_dgrad",
+    "router_forward",
+    "router_wgrad",
+]

@@ -1,0 +1,25 @@
+"""The CUDA backend: which program serves a stage on the tensors' device. No architecture is served yet."""
+
+from cake_shared.errors import BuildError
+
+PACKAGE = "dense_projection_det_gemm"
+
+
+def prepare(stage, plan, a, b, out):
+    """A callable that runs `plan` on CUDA tensors.
+
+    Raises
+    ------
+    UnsupportedArchError
+        No program serves `stage` on the device's architecture.
+    BuildError
+        One is recorded that this version cannot launch.
+    """
+    # Here, so that importing the package does not parse what only a GPU needs.
+    from cake_shared.program import program_for
+    from cake_shared.target import target_of
+
+    record = program_for(PACKAGE, stage, target_of(out.device).name)
+    raise BuildError(
+        f"{PACKAGE}: {record.program} is recorded for {record.architecture}, but this version has no launcher"
+    )

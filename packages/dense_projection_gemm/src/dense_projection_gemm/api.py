@@ -1,0 +1,263 @@
+"""The public functions of the projection and router GEMMs, deterministic or free.
+
+Common rules. BF16 means `torch.bfloat16`, FP32 `torch.float32`; mixed or other dtypes are refused by name, under
+autocast too. Widths of results are multiples of 8. Operands of `dense_projection_gemm` and `prepare_*` must have unit
+stride on one axis, other strides that are multiples of 8 elements and a start on 16 bytes; the other functions copy an
+operand that breaks this rule (a misaligned slice, an expanded gradient) and read any other where it lies.
+`deterministic=True`, the default, hands the call over to `dense_projection_det_gemm` and promises its bits;
+`deterministic=False` promises accuracy alone, and on the CPU runs the same program. `backend` is None (by the tensors'
+device), "cpu" or "cuda"; nothing falls back. Errors: `TypeError` and `ValueError` name the argument, what it got and
+what it takes; `UnsupportedArchError` names what the device lacks.
+"""
+
+from cake_shared.gemm.check import check_flag
+from cake_shared.gemm.family import GemmFamily
+from dense_projection_det_gemm.api import FAMILY as _DETERMINISTIC
+from dense_projection_gemm import cuda
+from dense_projection_gemm.plan import plan_gemm, plan_router
+
+_FREE = GemmFamily("dense_projection_gemm", plan_gemm, plan_router, cuda)
+
+
+def _chosen(deterministic):
+    check_flag("deterministic", deterministic)
+    return _DETERMINISTIC if deterministic else _FREE
+
+
+def dense_projection_gemm(a, b, out, transposed_out=False, *, accumulate=False, deterministic=True, backend=None):
+    """`out[l] = a[l] @ b[l]`, or `out[l] += a[l] @ b[l]`, on strided and batched views.
+
+    Parameters
+    ----------
+    a : torch.Tensor
+        `[L, M, K]` or `[M, K]` BF16, unit stride on m or k. A head view `[T, H, D]` seen as `[H, T, D]` is fine.
+    b : torch.Tensor
+        `[L, K, N]` or `[K, N]` BF16, unit stride on k or n; N a multiple of 8. A batch stride may be 0.
+    out : torch.Tensor
+        `[L, M, N]` or `[M, N]` BF16 or FP32, unit stride on n. Shares no memory with a or b.
+    transposed_out : bool
+        `out` has unit stride on m: given as that `[L, M, N]` view or as its `[L, N, M]` buffer.
+    accumulate : bool
+        Add to what `out` (FP32) holds.
+    deterministic : bool
+        True hands over to `dense_projection_det_gemm`.
+    backend : str, optional
+        None, "cpu" or "cuda".
+
+    Returns
+    -------
+    torch.Tensor
+        `out`, every element written. Products are accumulated in FP32 and rounded once. `K == 0` gives zeros, or
+        leaves an accumulating output as it is. Not recorded by autograd: raises if an argument requires grad.
+    """
+    return _chosen(deterministic).gemm(a, b, out, transposed_out, accumulate, backend)
+
+
+def projection_forward(x, w, *, main_grad=None, deterministic=True, backend=None):
+    """`y = x @ w.T`, with gradients for x and w.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        `[..., K]` BF16.
+    w : torch.Tensor
+        `[N, K]` BF16, N a multiple of 8 (and K too, where a gradient is wanted).
+    main_grad : torch.Tensor, optional
+        `[N, K]` FP32. The backward adds the weight's gradient into it, in FP32, and w itself gets None.
+    deterministic : bool
+        True hands over to `dense_projection_det_gemm`.
+    backend : str, optional
+        None, "cpu" or "cuda".
+
+    Returns
+    -------
+    torch.Tensor
+        `[..., N]` BF16, contiguous. Under `deterministic=True` a row's bits do not depend on the other rows; neither do
+        those of x's gradient. A double backward raises.
+    """
+    return _chosen(deterministic).forward(x, w, main_grad, backend)
+
+
+def projection_dgrad(g, w, *, deterministic=True, backend=None):
+    """`g @ w`, the gradient of `projection_forward` with respect to x.
+
+    Parameters
+    ----------
+    g : torch.Tensor
+        `[..., N]` BF16.
+    w : torch.Tensor
+        `[N, K]` BF16, K a multiple of 8.
+    deterministic : bool
+        True hands over to `dense_projection_det_gemm`.
+    backend : str, optional
+        None, "cpu" or "cuda".
+
+    Returns
+    -------
+    torch.Tensor
+        `[..., K]` BF16, contiguous. Differentiating it raises.
+    """
+    return _chosen(deterministic).dgrad(g, w, backend)
+
+
+def projection_wgrad(g, x, out=None, out_dtype=None, accumulate=False, *, deterministic=True, backend=None):
+    """`g.T @ x` summed over all rows, the gradient of `projection_forward` with respect to w.
+
+    Parameters
+    ----------
+    g : torch.Tensor
+        `[..., N]` BF16.
+    x : torch.Tensor
+        `[..., K]` BF16 with the leading extents of g; K a multiple of 8.
+    out : torch.Tensor, optional
+        `[N, K]` BF16 or FP32 to write into.
+    out_dtype : torch.dtype, optional
+        BF16 or FP32; defaults to that of `out`, else BF16.
+    accumulate : bool
+        Add to what `out` (FP32) holds instead of overwriting it.
+    deterministic : bool
+        True hands over to `dense_projection_det_gemm`.
+    backend : str, optional
+        None, "cpu" or "cuda".
+
+    Returns
+    -------
+    torch.Tensor
+        `[N, K]`, `out` where given. Under `deterministic=True` how the rows are cut into partial sums is set by the
+        shape alone. Differentiating it raises; with `out`, arguments that require grad are refused.
+    """
+    return _chosen(deterministic).wgrad(g, x, out, out_dtype, accumulate, backend)
+
+
+def router_forward(x, w, *, deterministic=True, backend=None):
+    """`logits = x @ w.T` to FP32 accuracy, with gradients for x and w.
+
+    Operands are split into BF16 terms, `x = x1 + x2 + x3`, and six products of terms are added in a fixed order (three
+    for BF16 x). Rows are first scaled by exact powers of two, so that values near the largest FP32 number and
+    subnormal ones keep their digits; a row with inf, NaN or values more than 99 binades apart is computed without
+    splitting, chosen by that row alone. The error is no larger than that of a plain FP32 product.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        `[..., K]` FP32 or BF16.
+    w : torch.Tensor
+        `[N, K]` FP32, N a multiple of 8 (and K too, where a gradient is wanted).
+    deterministic : bool
+        True hands over to `dense_projection_det_gemm`.
+    backend : str, optional
+        None, "cpu" or "cuda".
+
+    Returns
+    -------
+    torch.Tensor
+        `[..., N]` FP32, contiguous. The gradient of x has the dtype of x. A double backward raises.
+    """
+    return _chosen(deterministic).router_forward(x, w, backend)
+
+
+def router_dgrad(g, w, *, deterministic=True, backend=None):
+    """`g @ w` to FP32 accuracy, the gradient of `router_forward` with respect to x.
+
+    Parameters
+    ----------
+    g : torch.Tensor
+        `[..., N]` FP32.
+    w : torch.Tensor
+        `[N, K]` FP32, K a multiple of 8.
+    deterministic : bool
+        True hands over to `dense_projection_det_gemm`.
+    backend : str, optional
+        None, "cpu" or "cuda".
+
+    Returns
+    -------
+    torch.Tensor
+        `[..., K]` FP32, contiguous. Differentiating it raises.
+    """
+    return _chosen(deterministic).router_dgrad(g, w, backend)
+
+
+def router_wgrad(g, x, *, deterministic=True, backend=None):
+    """`g.T @ x` to FP32 accuracy, the gradient of `router_forward` with respect to w.
+
+    Parameters
+    ----------
+    g : torch.Tensor
+        `[..., N]` FP32.
+    x : torch.Tensor
+        `[..., K]` FP32 or BF16 with the leading extents of g; K a multiple of 8.
+    deterministic : bool
+        True hands over to `dense_projection_det_gemm`.
+    backend : str, optional
+        None, "cpu" or "cuda".
+
+    Returns
+    -------
+    torch.Tensor
+        `[N, K]` FP32. Differentiating it raises.
+    """
+    return _chosen(deterministic).router_wgrad(g, x, backend)
+
+
+def prepare_gemm(a, b, out, transposed_out=False, *, accumulate=False, deterministic=True, backend=None):
+    """Plan `dense_projection_gemm` once, to launch it many times.
+
+    Arguments as there; operands that require grad are read, not recorded.
+
+    Returns
+    -------
+    cake_shared.gemm.launch.Prepared
+        `.launch()` runs on what the operands hold then, allocates nothing and returns `out`; `.plan` prints every
+        choice.
+    """
+    return _chosen(deterministic).prepare_gemm(a, b, out, transposed_out, accumulate, backend)
+
+
+def prepare_forward(x, w, out=None, *, deterministic=True, backend=None):
+    """Plan `projection_forward` once, without autograd; `out` `[..., N]` BF16 or FP32, allocated as BF16 if None.
+
+    x and w keep the layout rule of `dense_projection_gemm`, and x's leading axes collapse into one without a copy.
+    Returns what `prepare_gemm` returns.
+    """
+    return _chosen(deterministic).prepare_forward(x, w, out, backend)
+
+
+def prepare_dgrad(g, w, out=None, *, deterministic=True, backend=None):
+    """Plan `projection_dgrad` once; `out` `[..., K]` BF16 or FP32, allocated as BF16 if None.
+
+    Operands as in `prepare_forward`. Returns what `prepare_gemm` returns.
+    """
+    return _chosen(deterministic).prepare_dgrad(g, w, out, backend)
+
+
+def prepare_wgrad(g, x, out=None, out_dtype=None, accumulate=False, *, deterministic=True, backend=None):
+    """Plan `projection_wgrad` once; every `launch()` adds to `out` under `accumulate`, and overwrites it otherwise.
+
+    Arguments as there, operands as in `prepare_forward`. Returns what `prepare_gemm` returns.
+    """
+    return _chosen(deterministic).prepare_wgrad(g, x, out, out_dtype, accumulate, backend)
+
+
+def prepare_router_forward(x, w, out=None, *, deterministic=True, backend=None):
+    """Plan `router_forward` once, without autograd; `out` `[..., N]` FP32, allocated if None.
+
+    Operands as in `prepare_forward`. Returns what `prepare_gemm` returns.
+    """
+    return _chosen(deterministic).prepare_router_forward(x, w, out, backend)
+
+
+def prepare_router_dgrad(g, w, out=None, *, deterministic=True, backend=None):
+    """Plan `router_dgrad` once; `out` `[..., K]` FP32, allocated if None.
+
+    Operands as in `prepare_forward`. Returns what `prepare_gemm` returns.
+    """
+    return _chosen(deterministic).prepare_router_dgrad(g, w, out, backend)
+
+
+def prepare_router_wgrad(g, x, out=None, *, deterministic=True, backend=None):
+    """Plan `router_wgrad` once; `out` `[N, K]` FP32, allocated if None.
+
+    Operands as in `prepare_forward`. Returns what `prepare_gemm` returns.
+    """
+    return _chosen(deterministic).prepare_router_wgrad(g, x, out, backend)

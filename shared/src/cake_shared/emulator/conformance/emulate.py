@@ -1,0 +1,65 @@
+"""Runs a Case in the emulator."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cake_shared.emulator.conformance.model import Case, MapArg, Ptr
+
+
+def run_case(case: Case, *, target: str = "sm_90a", options: object | None = None, name: str = "case.ptx") -> dict:
+    """Run every launch of ``case`` in order in the emulator.
+
+    Returns ``{buffer name: contents as uint8}`` after the last launch. Raises whatever the emulator's detectors raise.
+    """
+    from cake_shared.emulator import Module, Options, Stream, tensor_map
+
+    module = Module.from_ptx(case.ptx(), target=target, name=name)
+    data = {key: _aligned_copy(value) for key, value in case.buffers.items()}
+    stream = Stream(options if options is not None else Options())
+    for launch in case.launches:
+        params, allocations = [], []
+        for arg in launch.args:
+            if isinstance(arg, Ptr):
+                view = data[arg.buffer][arg.offset_bytes :]
+                params.append(module.const(view) if arg.const else view)
+            elif isinstance(arg, MapArg):
+                view = data[arg.buffer][arg.offset_bytes :]
+                params.append(
+                    tensor_map(
+                        view,
+                        arg.box,
+                        swizzle="none" if not arg.swizzle_bytes else f"{arg.swizzle_bytes}B",
+                        dims=arg.dims,
+                        strides_bytes=arg.strides_bytes,
+                        element_strides=arg.element_strides,
+                        fill="nan" if arg.fill_nan else "zero",
+                        dtype=arg.dtype,
+                    )
+                )
+                allocations.append(view)
+            else:
+                params.append(arg)
+        stream.launch(
+            module,
+            launch.kernel,
+            grid=launch.grid,
+            block=launch.block,
+            cluster=launch.cluster,
+            smem_bytes=launch.shared_bytes,
+            params=params,
+            allocations=allocations,
+            pdl=launch.programmatic,
+        )
+    stream.synchronize()
+    return data
+
+
+def _aligned_copy(array: np.ndarray) -> np.ndarray:
+    """A uint8 copy at a 256-byte boundary, as the driver's allocations are."""
+    source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    raw = np.empty(source.size + 256, np.uint8)
+    start = -raw.ctypes.data % 256
+    copy = raw[start : start + source.size]
+    copy[:] = source
+    return copy

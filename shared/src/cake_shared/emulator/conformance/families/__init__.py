@@ -1,0 +1,1 @@
+"""The conformance programs, one module per group of instruction families."""

@@ -1,0 +1,137 @@
+"""What a conformance program is: one PTX text, named buffers, launches in order, and how each result is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+CU_DIRECTORY = pathlib.Path(__file__).parent / "cu"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ptr:
+    """A kernel argument: the address of a buffer plus a byte offset; ``const``: the kernel must not write it."""
+
+    buffer: str
+    offset_bytes: int = 0
+    const: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MapArg:
+    """A kernel argument: a tiled tensor map over a buffer, passed by value (128 bytes, ``__grid_constant__``).
+
+    ``dims`` and ``box`` are in elements, innermost first; ``strides_bytes`` leaves out the innermost dimension.
+    ``swizzle_bytes`` is 0, 32, 64 or 128; ``fill_nan`` asks for NaN instead of zero outside the tensor.
+    """
+
+    buffer: str
+    dtype: str
+    dims: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int = 0
+    element_strides: tuple[int, ...] | None = None
+    fill_nan: bool = False
+    offset_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel launch. ``args`` holds Ptr, MapArg, NumPy scalars (passed by value) or bytes (a struct by value)."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    args: tuple[object, ...]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+    programmatic: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A slice of a buffer after the last launch, and how it is judged.
+
+    ``rule`` is ``bits`` (every bit), ``nan`` (every bit, but any NaN equals any NaN) or ``bound``: the difference from
+    ``expected`` is at most ``bound`` elementwise on the GPU and in the emulator. ``expected`` comes from NumPy and is
+    None only where just the GPU can say.
+    """
+
+    name: str
+    buffer: str
+    dtype: str
+    count: int
+    offset_bytes: int = 0
+    rule: str = "bits"
+    expected: np.ndarray | None = None
+    bound: np.ndarray | float | None = None
+
+    def view(self, data: np.ndarray) -> np.ndarray:
+        """The slice of ``data`` (a uint8 copy of the whole buffer) as this check's dtype."""
+        itemsize = np.dtype(STORAGE[self.dtype]).itemsize
+        return data[self.offset_bytes : self.offset_bytes + self.count * itemsize].view(STORAGE[self.dtype])
+
+
+@dataclasses.dataclass
+class Case:
+    """A program with its inputs. ``buffers`` are the initial contents; the runners work on copies."""
+
+    ptx: Callable[[], str]
+    buffers: dict[str, np.ndarray]
+    launches: Sequence[Launch]
+    checks: Sequence[Check]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A named conformance program of one instruction family; ``build`` makes the same Case every time."""
+
+    name: str
+    family: str
+    build: Callable[[], Case]
+
+
+# How a value of each type lies in a buffer. bf16, tf32 and the 8-bit floats have no NumPy type: they are judged as bits
+# or widened by ``widen``.
+STORAGE = {
+    "u8": "uint8", "s8": "int8", "u16": "uint16", "s16": "int16", "u32": "uint32", "s32": "int32", "u64": "uint64",
+    "s64": "int64", "f16": "uint16", "bf16": "uint16", "f32": "uint32", "f64": "uint64", "f16x2": "uint32",
+    "bf16x2": "uint32", "e4m3": "uint8", "e5m2": "uint8", "b8": "uint8", "b16": "uint16", "b32": "uint32",
+    "b64": "uint64",
+}  # fmt: skip
+
+
+def widen(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Bit patterns of a float type as float64 values of the same shape (packed pairs are not taken)."""
+    with np.errstate(invalid="ignore"):  # signalling NaN raise the flag
+        return _widen(bits, dtype)
+
+
+def _widen(bits: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "f32":
+        return bits.view(np.float32).astype(np.float64)
+    if dtype == "f64":
+        return bits.view(np.float64)
+    if dtype == "f16":
+        return bits.view(np.float16).astype(np.float64)
+    if dtype == "bf16":
+        return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if STORAGE.get(dtype, "").lstrip("u").startswith("int"):
+        return bits.astype(np.float64)
+    raise ValueError(f"dtype: got {dtype!r}, takes f16, bf16, f32, f64 or an integer type")
+
+
+def is_nan_bits(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """Which bit patterns are NaN; for packed pairs the answer per element says whether either half is."""
+    if dtype in ("f16x2", "bf16x2"):
+        half = dtype[:-2]
+        return is_nan_bits((bits & 0xFFFF).astype(np.uint16), half) | is_nan_bits((bits >> 16).astype(np.uint16), half)
+    if dtype == "e4m3":
+        return (bits & 0x7F) == 0x7F
+    if dtype == "e5m2":
+        return (bits & 0x7F) > 0x7C
+    return np.isnan(widen(bits, dtype))

@@ -1,0 +1,49 @@
+"""The CPU backend as one object: what runs the rule for tensors in host memory."""
+
+import torch
+
+from cake_shared.check import check_offsets
+from cake_shared.gdn import backward as _backward
+from cake_shared.gdn import forward as _forward
+from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.options import Inputs, Options
+
+# Raised whenever the program's bits may change.
+PROGRAM = "cake_shared.gdn.cpu/1"
+
+
+def _check_pack(inputs: Inputs) -> None:
+    if inputs.cu_seqlens is not None:
+        check_offsets("cu_seqlens", inputs.cu_seqlens.tolist(), inputs.k.shape[1])
+
+
+def forward(
+    inputs: Inputs, options: Options, output_final_state: bool, save_states: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `o`, final states and segment-entry states; the latter two without rows unless asked for.
+
+    Raises
+    ------
+    ValueError
+        For offsets that do not start at 0, decrease, or end beyond the buffer.
+    """
+    _check_pack(inputs)
+    return _forward.forward(inputs, options, output_final_state, save_states)
+
+
+def backward(
+    inputs: Inputs,
+    options: Options,
+    d_out: torch.Tensor | None,
+    d_final: torch.Tensor | None,
+    entries: torch.Tensor | None,
+    needs: Needs,
+    value_dim: int,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of q, k, v, g, beta, initial_state, A_log and dt_bias, None where not needed."""
+    _check_pack(inputs)
+    shape = inputs.g.shape[2], value_dim
+    grads = _backward.backward(inputs, options, d_out, d_final, entries, needs, shape)
+    return (
+        grads.q, grads.k, grads.v, grads.g, grads.beta, grads.initial_state, grads.A_log, grads.dt_bias
+    )  # fmt: skip

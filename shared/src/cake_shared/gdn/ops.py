@@ -1,0 +1,298 @@
+"""The gated delta rule as operators and as an eager autograd function, made once for each package.
+
+In eager mode the public function goes through `torch.autograd.Function` straight onto the implementation; under
+torch.compile it calls the registered operator, which runs the same implementation: same bits, and neither pays for
+the other."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from cake_shared.check import check_backend, check_device, check_dtype, check_shape, check_tensor
+from cake_shared.errors import UnsupportedArchError
+from cake_shared.gdn import cpu
+from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.check import check_call, check_state
+from cake_shared.gdn.options import Inputs, Options
+from cake_shared.plan import SEGMENT_THRESHOLD_TOKENS, SEGMENT_TOKENS
+
+_OPTIONS = (
+    "float scale, bool use_qk_l2norm_in_kernel, bool use_gate_in_kernel, bool use_beta_sigmoid_in_kernel, "
+    "bool allow_neg_eigval, bool state_v_first"
+)
+_FWD = (
+    "chunk_gated_delta_rule_fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
+    f"Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens, {_OPTIONS}, bool output_final_state, bool save_states) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+_BWD = (
+    "chunk_gated_delta_rule_bwd(Tensor? d_o, Tensor? d_final_state, Tensor? q, Tensor k, Tensor? v, Tensor g, "
+    "Tensor beta, Tensor? initial_state, Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens, Tensor? entry_states, "
+    f"{_OPTIONS}, SymInt value_dim, bool[] needs) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+class Saved(NamedTuple):
+    """What the forward pass hands to the backward one besides its inputs.
+
+    `entry_states` `[capacity, HV, K, V]` holds the state at the entry of each segment after a sequence's first, in pack
+    order; it has no rows while every sequence fits in one segment.
+    """
+
+    entry_states: torch.Tensor
+
+
+class Gradients(NamedTuple):
+    """Gradients, each with its input's shape and dtype, None where there is no such input or it was not asked for."""
+
+    q: torch.Tensor | None
+    k: torch.Tensor | None
+    v: torch.Tensor | None
+    g: torch.Tensor | None
+    beta: torch.Tensor | None
+    initial_state: torch.Tensor | None
+    A_log: torch.Tensor | None
+    dt_bias: torch.Tensor | None
+
+
+def _state_dtype(q: torch.Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype is torch.float64 else torch.float32
+
+
+def _gradient_dtypes(k, g, beta, A_log, dt_bias) -> tuple[torch.dtype, ...]:
+    per_head = (k.dtype if x is None else x.dtype for x in (A_log, dt_bias))
+    return (k.dtype, k.dtype, k.dtype, g.dtype, beta.dtype, _state_dtype(k), *per_head)
+
+
+def _fake_forward(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
+    v_first, output_final_state, save_states = rest[-3:]
+    heads, key, value = v.shape[2], q.shape[3], v.shape[3]
+    batch, tokens = q.shape[0], q.shape[1]
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    shape = (heads, value, key) if v_first else (heads, key, value)
+    final = q.new_empty((sequences if output_final_state else 0, *shape), dtype=_state_dtype(q))
+    # Written without a comparison, so that the length does not become a guard of the compiled graph.
+    is_long = torch.sym_min(1, tokens // (SEGMENT_THRESHOLD_TOKENS + 1))
+    capacity = batch * (tokens // SEGMENT_TOKENS) * is_long if save_states else 0
+    entries = q.new_empty((capacity, heads, key, value), dtype=_state_dtype(q))
+    return torch.empty_like(v, memory_format=torch.contiguous_format), final, entries
+
+
+def _fake_backward(
+    d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, entry_states, *rest
+):
+    v_first, value_dim, needs = rest[-3:]
+    batch, tokens, heads = g.shape
+    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    state = (sequences, heads, value_dim, k.shape[3]) if v_first else (sequences, heads, k.shape[3], value_dim)
+    shapes = (k.shape, k.shape, (batch, tokens, heads, value_dim), g.shape, g.shape, state, (heads,), (heads,))
+    dtypes = _gradient_dtypes(k, g, beta, A_log, dt_bias)
+    return tuple(k.new_empty(s if n else (0,), dtype=d) for s, d, n in zip(shapes, dtypes, needs))
+
+
+def _kept(needs: Needs, options: Options, inputs: Inputs) -> tuple[torch.Tensor | None, ...]:
+    """Return the input tensors in the operators' order, with None for what these gradients do not read."""
+    states = needs.states
+    return (
+        inputs.q if needs.chain or options.qk_l2norm else None,
+        inputs.k,
+        inputs.v if states else None,
+        inputs.g,
+        inputs.beta,
+        inputs.initial_state if states else None,
+        inputs.A_log,
+        inputs.dt_bias,
+        inputs.cu_seqlens,
+    )
+
+
+def _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens) -> Inputs:
+    return Inputs(k, g, beta, q, v, initial_state, A_log, dt_bias, cu_seqlens)
+
+
+class _Rule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, ops, options, output_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens):
+        inputs = _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+        needs = Needs(*ctx.needs_input_grad[3:11])
+        o, final, entries = ops.backend(q.device).forward(inputs, options, output_final_state, needs.states)
+        ctx.set_materialize_grads(False)
+        ctx.ops, ctx.options, ctx.needs, ctx.value_dim = ops, options, needs, v.shape[3]
+        ctx.save_for_backward(*_kept(needs, options, inputs), entries if entries.shape[0] else None)
+        return (o, final) if output_final_state else (o, None)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_o, d_final_state):
+        *kept, entries = ctx.saved_tensors
+        inputs = _inputs(*kept)
+        backend = ctx.ops.backend(inputs.k.device)
+        grads = backend.backward(inputs, ctx.options, d_o, d_final_state, entries, ctx.needs, ctx.value_dim)
+        return None, None, None, *grads, None
+
+
+class RuleOps:
+    """The rule's operators of one package and the core of its public functions.
+
+    Parameters
+    ----------
+    package
+        Import name: the operators' namespace, and what errors name.
+    cuda_backend
+        `cuda_backend(device)` returns what runs the rule on a CUDA device, with the functions of
+        `cake_shared.gdn.cpu`, or raises `UnsupportedArchError`; None while the package has no CUDA programs for it.
+    """
+
+    def __init__(self, package: str, cuda_backend: Callable[[torch.device], Any] | None = None) -> None:
+        self.package = package
+        self._cuda_backend = cuda_backend
+        self.library = torch.library.Library(package, "DEF")
+        for schema, implementation, fake in (
+            (_FWD, self._op_forward, _fake_forward),
+            (_BWD, self._op_backward, _fake_backward),
+        ):
+            name = schema.split("(", 1)[0]
+            self.library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+            self.library.impl(name, implementation, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"{package}::{name}", fake, lib=self.library)
+        namespace = getattr(torch.ops, package)
+        self.fwd_op = namespace.chunk_gated_delta_rule_fwd
+        self.bwd_op = namespace.chunk_gated_delta_rule_bwd
+        torch.library.register_autograd(
+            f"{package}::chunk_gated_delta_rule_fwd", self._op_gradient, setup_context=_op_context, lib=self.library
+        )
+
+    def backend(self, device: torch.device, name: str | None = None) -> Any:
+        """Return what runs the rule for tensors on `device`, where the caller asked for the backend `name`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For a backend that does not exist or is not that of the device, or a device that has none.
+        UnsupportedArchError
+            For CUDA where the package has no programs.
+        """
+        check_backend(name)
+        if device.type == "cuda" or name == "cuda":
+            if name == "cpu":
+                raise ValueError(f"backend: got 'cpu' with tensors on {device}, takes None or 'cuda' for them")
+            if self._cuda_backend is None or device.type != "cuda":
+                raise UnsupportedArchError(
+                    f"backend: got 'cuda' with tensors on {device}; {self.package} has no CUDA programs for this rule "
+                    "yet and takes backend='cpu' (or None) with tensors in host memory: move them with .cpu()"
+                )
+            return self._cuda_backend(device)
+        if device.type != "cpu":
+            raise ValueError(f"q: got a tensor on {device}, takes one on a CPU or a CUDA device")
+        return cpu
+
+    def _op_forward(self, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
+        inputs = _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+        return self.backend(q.device).forward(inputs, Options(*rest[:6]), *rest[6:])
+
+    def _op_backward(
+        self, d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, entry_states, *rest
+    ):
+        inputs = _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+        value_dim, needs = rest[6:]
+        grads = self.backend(k.device).backward(
+            inputs, Options(*rest[:6]), d_o, d_final_state, entry_states, Needs(*needs), value_dim
+        )
+        dtypes = _gradient_dtypes(k, g, beta, A_log, dt_bias)
+        return tuple(k.new_empty(0, dtype=d) if x is None else x for x, d in zip(grads, dtypes))
+
+    def _op_gradient(self, ctx, d_o, d_final_state, d_entries):
+        *kept, entries = ctx.saved_tensors
+        if d_o is None and d_final_state is None:
+            return (None,) * 17
+        grads = self.bwd_op(d_o, d_final_state, *kept, entries, *ctx.flags, ctx.value_dim, list(ctx.needs))
+        return (*(x if n else None for x, n in zip(grads, ctx.needs)), *(None,) * 9)
+
+    def rule(self, inputs: Inputs, options: Options, output_final_state: bool, backend: str | None) -> tuple:
+        """Check a call and run it with gradients; returns `(o, final_state or None)`."""
+        check_call(inputs, options)
+        chosen = self.backend(inputs.q.device, backend)
+        output_final_state = bool(output_final_state)
+        leaves = (
+            inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.initial_state, inputs.A_log, inputs.dt_bias
+        )  # fmt: skip
+        records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
+        if torch.compiler.is_compiling():
+            o, final, _ = self.fwd_op(*leaves, inputs.cu_seqlens, *_flags(options), output_final_state, records)
+            return o, final if output_final_state else None
+        if records:
+            return _Rule.apply(self, options, output_final_state, *leaves, inputs.cu_seqlens)
+        o, final, _ = chosen.forward(inputs, options, output_final_state, False)
+        return o, final if output_final_state else None
+
+    def fwd(
+        self, inputs: Inputs, options: Options, output_final_state: bool, save_states: bool, backend: str | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Saved]:
+        """Check a call and run its forward pass alone."""
+        check_call(inputs, options)
+        self.backend(inputs.q.device, backend)
+        flags = (bool(output_final_state), bool(save_states))
+        tensors = (
+            inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.initial_state, inputs.A_log, inputs.dt_bias,
+            inputs.cu_seqlens,
+        )  # fmt: skip
+        run = self.fwd_op if torch.compiler.is_compiling() else self._op_forward
+        with torch.no_grad():
+            o, final, entries = run(*tensors, *_flags(options), *flags)
+        return o, final if output_final_state else None, Saved(entries)
+
+    def bwd(
+        self,
+        d_o: torch.Tensor | None,
+        d_final_state: torch.Tensor | None,
+        saved: Saved,
+        inputs: Inputs,
+        options: Options,
+        needs: Needs | None,
+        backend: str | None,
+    ) -> Gradients:
+        """Check a call and run its backward pass alone."""
+        check_call(inputs, options)
+        given = (inputs.initial_state is not None, inputs.A_log is not None, inputs.dt_bias is not None)
+        needs = needs or Needs(True, True, True, True, True, *given)
+        self.backend(inputs.q.device, backend)
+        for name, wanted, there in zip(("initial_state", "A_log", "dt_bias"), needs[5:], given):
+            if wanted and not there:
+                raise ValueError(f"needs: got {name}=True without {name} given, takes it only for a given input")
+        if d_o is not None:
+            _check_d_o(d_o, inputs.v)
+        if d_final_state is not None:
+            sequences = inputs.q.shape[0] if inputs.cu_seqlens is None else inputs.cu_seqlens.shape[0] - 1
+            check_state("d_final_state", d_final_state, inputs.q, inputs.v, sequences, options)
+        tensors = _kept(needs, options, inputs)
+        run = self.bwd_op if torch.compiler.is_compiling() else self._op_backward
+        with torch.no_grad():
+            grads = run(
+                d_o, d_final_state, *tensors, saved.entry_states, *_flags(options), inputs.v.shape[3], list(needs)
+            )
+        return Gradients(*(x if n else None for x, n in zip(grads, needs)))
+
+
+def _check_d_o(d_o: Any, v: torch.Tensor) -> None:
+    check_tensor("d_o", d_o)
+    check_dtype("d_o", d_o, (v.dtype,), ", the dtype of v")
+    check_device("d_o", d_o, v.device, "v")
+    check_shape("d_o", d_o, v.shape, "[B, T, HV, V] of v")
+
+
+def _flags(options: Options) -> tuple:
+    o = options
+    return (o.scale, o.qk_l2norm, o.gate, o.beta_sigmoid, o.neg_eigval, o.state_v_first)
+
+
+def _op_context(ctx, inputs, output) -> None:
+    tensors, flags = inputs[:9], inputs[9:15]
+    v = tensors[2]
+    needs = Needs(*ctx.needs_input_grad[:8])
+    options = Options(*flags)
+    ctx.set_materialize_grads(False)
+    ctx.needs, ctx.flags, ctx.value_dim = ctx.needs_input_grad[:8], flags, v.shape[3]
+    ctx.save_for_backward(*_kept(needs, options, _inputs(*tensors)), output[2])

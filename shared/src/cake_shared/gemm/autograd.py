@@ -1,0 +1,78 @@
+"""Autograd of the projection and router forward in eager mode: straight onto the launcher, no dispatcher in between.
+
+Saved is only what a wanted gradient needs: x for the weight's, w for the input's. A second derivative raises.
+"""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+
+class Projection(torch.autograd.Function):
+    """`projection_forward` with gradients for x and w, or with the weight's added into an FP32 `main_grad`."""
+
+    @staticmethod
+    def forward(ctx, launcher, x, w, main_grad):
+        """Run the forward; saves x and w as far as gradients are wanted."""
+        _, x_wanted, w_wanted, _ = ctx.needs_input_grad
+        ctx.launcher = launcher
+        # An attribute, not a saved tensor: the backward of another use of the same weight adds into it in between.
+        ctx.main_grad = main_grad if w_wanted else None
+        ctx.save_for_backward(x if w_wanted else None, w if x_wanted else None)
+        return launcher.forward(x, w).launch()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        """Gradients for x and w; None where unwanted and where the weight's went into `main_grad`."""
+        x, w = ctx.saved_tensors
+        dx = None if w is None else ctx.launcher.dgrad(g, w).launch()
+        dw = None
+        if x is not None and ctx.main_grad is not None:
+            ctx.launcher.wgrad(g, x, out=ctx.main_grad, accumulate=True).launch()
+        elif x is not None:
+            dw = ctx.launcher.wgrad(g, x).launch()
+        return None, dx, dw, None
+
+
+class Router(torch.autograd.Function):
+    """`router_forward` with gradients for x (in its own dtype) and w."""
+
+    @staticmethod
+    def forward(ctx, launcher, x, w):
+        """Run the forward; saves x and w as far as gradients are wanted."""
+        _, x_wanted, w_wanted = ctx.needs_input_grad
+        ctx.launcher, ctx.x_dtype = launcher, x.dtype
+        ctx.save_for_backward(x if w_wanted else None, w if x_wanted else None)
+        return launcher.router_forward(x, w).launch()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        """Gradients for x and w; None where unwanted."""
+        x, w = ctx.saved_tensors
+        dx = None if w is None else ctx.launcher.router_dgrad(g, w).launch().to(ctx.x_dtype)
+        dw = None if x is None else ctx.launcher.router_wgrad(g, x).launch()
+        return None, dx, dw
+
+
+class Undifferentiable(torch.autograd.Function):
+    """Runs a gradient GEMM on tensors that want gradients; asking for them raises."""
+
+    @staticmethod
+    def forward(ctx, name, run, *operands):
+        """Return `run()`; `operands` are there so that autograd sees them."""
+        ctx.name = name
+        return run()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        """Raise: there is no derivative of a derivative here."""
+        raise no_second_derivative(ctx.name)
+
+
+def no_second_derivative(name):
+    """The error of differentiating a gradient GEMM."""
+    return RuntimeError(
+        f"{name} has no derivative: gradients of the projection and router GEMMs cannot be differentiated again "
+        "(no double backward); detach its operands, or use torch.matmul where second derivatives are needed"
+    )

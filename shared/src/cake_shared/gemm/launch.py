@@ -1,0 +1,164 @@
+"""From checked tensors to a running program: builds the problem, asks the planner, allocates, runs.
+
+A `Launcher` belongs to one package: it holds that package's planner and its CUDA module. Its methods take real tensors
+whose shapes and dtypes are checked, never record autograd, and read operands where they lie or, under `repair=True`,
+from a legal copy.
+"""
+
+import torch
+
+from cake_shared.gemm import cpu, layout, router_cpu
+from cake_shared.gemm.check import check_no_overlap, dtype_name
+from cake_shared.gemm.problem import GemmProblem, RouterProblem
+
+
+class Prepared:
+    """A GEMM whose plan is made and whose workspace is allocated: `launch()` runs it on what the operands hold then.
+
+    Attributes
+    ----------
+    plan : object
+        The package's `GemmPlan` or `RouterPlan`; prints every choice.
+    out : torch.Tensor
+        What `launch()` writes and returns.
+    """
+
+    def __init__(self, plan, out, run):
+        self.plan = plan
+        self.out = out
+        self._run = run
+
+    def launch(self):
+        """Run once; allocates nothing, records no autograd, returns `out`.
+
+        Operands and output are those given to `prepare_*`: change what they hold between launches, not the tensors.
+        One `Prepared` has one workspace, so its launches must not overlap in time.
+        """
+        with torch.no_grad():
+            self._run()
+        return self.out
+
+    def __repr__(self):
+        return f"Prepared({self.plan!r})"
+
+
+class Launcher:
+    """Runs one package's plans.
+
+    Parameters
+    ----------
+    plan_gemm, plan_router : callable
+        `GemmProblem -> plan`, `RouterProblem -> plan`.
+    cuda : module
+        The package's `cuda.py`, with `prepare(stage, plan, a, b, out) -> callable`.
+    """
+
+    def __init__(self, plan_gemm, plan_router, cuda):
+        self._plan_gemm = plan_gemm
+        self._plan_router = plan_router
+        self._cuda = cuda
+
+    def gemm(self, names, a, b, out, accumulate=False):
+        """Prepare `out (+)= a @ b` on `[L, M, K]`, `[L, K, N]`, `[L, M, N]` views that keep the layout rule.
+
+        `names` are the three arguments' names for messages.
+        """
+        a, b, target = a.detach(), b.detach(), out.detach()
+        problem = GemmProblem(
+            batch=target.shape[0],
+            m=target.shape[1],
+            n=target.shape[2],
+            k=a.shape[2],
+            a_major=layout.require_major(names[0], a, "m", "k"),
+            b_major=layout.require_major(names[1], b, "k", "n"),
+            out_dtype=dtype_name(target.dtype),
+            out_major=layout.require_major(names[2], target, "m", "n"),
+            accumulate=accumulate,
+            target=target.device.type,
+        )
+        check_no_overlap(names[2], target, **{names[0]: a, names[1]: b})
+        plan = self._plan_gemm(problem)
+        if problem.target == "cuda":
+            return Prepared(plan, out, self._cuda.prepare("gemm_out", plan, a, b, target))
+        workspace = cpu.allocate(plan)
+        return Prepared(plan, out, lambda: cpu.run_gemm(plan, a, b, target, workspace))
+
+    def router(self, names, a, b, out):
+        """Prepare `out = a @ b` on `[M, K]`, `[K, N]` FP32 or BF16, `[M, N]` FP32, views that keep the layout rule."""
+        a, b, target = a.detach(), b.detach(), out.detach()
+        layout.require_major(names[2], target, "m", "n")
+        problem = RouterProblem(
+            m=target.shape[0],
+            n=target.shape[1],
+            k=a.shape[1],
+            a_major=layout.require_major(names[0], a, "m", "k"),
+            b_major=layout.require_major(names[1], b, "k", "n"),
+            a_terms=_terms(a),
+            b_terms=_terms(b),
+            target=target.device.type,
+        )
+        check_no_overlap(names[2], target, **{names[0]: a, names[1]: b})
+        plan = self._plan_router(problem)
+        if problem.target == "cuda":
+            return Prepared(plan, out, self._cuda.prepare("router_out", plan, a, b, target))
+        workspace = cpu.allocate(plan)
+        return Prepared(plan, out, lambda: router_cpu.run_router(plan, a, b, target, workspace))
+
+    def forward(self, x, w, out=None, repair=True):
+        """Prepare `x @ w.T`, x `[..., K]`, w `[N, K]`; `out` BF16 unless given."""
+        x2, w2 = _operand("x", x, repair), _operand("w", w, repair)
+        out, target = _output(out, (*x.shape[:-1], w.shape[0]), torch.bfloat16, x.device)
+        return _returning(out, self.gemm(("x", "w", "out"), x2[None], w2.t()[None], target[None]))
+
+    def dgrad(self, g, w, out=None, repair=True):
+        """Prepare `g @ w`, g `[..., N]`, w `[N, K]`; `out` BF16 unless given."""
+        g2, w2 = _operand("g", g, repair), _operand("w", w, repair)
+        out, target = _output(out, (*g.shape[:-1], w.shape[1]), torch.bfloat16, g.device)
+        return _returning(out, self.gemm(("g", "w", "out"), g2[None], w2[None], target[None]))
+
+    def wgrad(self, g, x, out=None, dtype=torch.bfloat16, accumulate=False, repair=True):
+        """Prepare `g.T @ x` summed over the leading axes, g `[..., N]`, x `[..., K]`."""
+        g2, x2 = _operand("g", g, repair), _operand("x", x, repair)
+        out, target = _output(out, (g.shape[-1], x.shape[-1]), dtype, g.device)
+        return _returning(out, self.gemm(("g", "x", "out"), g2.t()[None], x2[None], target[None], accumulate))
+
+    def router_forward(self, x, w, out=None, repair=True):
+        """Prepare `x @ w.T` to FP32 accuracy; x `[..., K]` FP32 or BF16, w `[N, K]` FP32."""
+        x2, w2 = _operand("x", x, repair), _operand("w", w, repair)
+        out, target = _output(out, (*x.shape[:-1], w.shape[0]), torch.float32, x.device)
+        return _returning(out, self.router(("x", "w", "out"), x2, w2.t(), target))
+
+    def router_dgrad(self, g, w, out=None, repair=True):
+        """Prepare `g @ w` to FP32 accuracy; g `[..., N]`, w `[N, K]` FP32."""
+        g2, w2 = _operand("g", g, repair), _operand("w", w, repair)
+        out, target = _output(out, (*g.shape[:-1], w.shape[1]), torch.float32, g.device)
+        return _returning(out, self.router(("g", "w", "out"), g2, w2, target))
+
+    def router_wgrad(self, g, x, out=None, repair=True):
+        """Prepare `g.T @ x` to FP32 accuracy; g `[..., N]` FP32, x `[..., K]` FP32 or BF16."""
+        g2, x2 = _operand("g", g, repair), _operand("x", x, repair)
+        out, target = _output(out, (g.shape[-1], x.shape[-1]), torch.float32, g.device)
+        return _returning(out, self.router(("g", "x", "out"), g2.t(), x2, target))
+
+
+def _terms(operand):
+    return 1 if operand.dtype == torch.bfloat16 else 3
+
+
+def _operand(name, tensor, repair):
+    tensor = tensor.detach()
+    if repair:
+        return layout.readable(layout.as_matrix(tensor))
+    return layout.view_matrix(name, tensor)
+
+
+def _output(out, shape, dtype, device):
+    """The output and its `[rows, cols]` view."""
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=device)
+    return out, layout.view_matrix("out", out.detach())
+
+
+def _returning(out, prepared):
+    prepared.out = out
+    return prepared

@@ -1,0 +1,132 @@
+"""The same GEMMs as `torch.library` operators, for torch.compile, export and tensor subclasses.
+
+Registered once a package, under its name. An operator that writes into a given tensor mutates it and returns nothing.
+Every operator runs the launcher that eager mode runs, so both give the same bits.
+"""
+
+import torch
+
+from cake_shared.gemm import contract
+from cake_shared.gemm.autograd import no_second_derivative
+
+_SCHEMAS = {
+    "gemm": "(Tensor a, Tensor b, Tensor(a!) out, bool transposed_out, bool accumulate) -> ()",
+    "projection_forward": "(Tensor x, Tensor w) -> Tensor",
+    "projection_forward_main_grad": "(Tensor x, Tensor w, Tensor main_grad) -> Tensor",
+    "projection_dgrad": "(Tensor g, Tensor w) -> Tensor",
+    "projection_wgrad": "(Tensor g, Tensor x, ScalarType out_dtype) -> Tensor",
+    "projection_wgrad_out": "(Tensor g, Tensor x, Tensor(a!) out, bool accumulate) -> ()",
+    "router_forward": "(Tensor x, Tensor w) -> Tensor",
+    "router_dgrad": "(Tensor g, Tensor w) -> Tensor",
+    "router_wgrad": "(Tensor g, Tensor x) -> Tensor",
+}
+
+
+def register_ops(package, launcher, run_gemm):
+    """Register the operators of a package and return `(library, namespace)`; keep the library alive.
+
+    `run_gemm(a, b, out, transposed_out, accumulate)` is the package's strict GEMM on real tensors.
+    """
+    library = torch.library.Library(package, "DEF")
+    forward = _checked(contract.check_forward, launcher.forward)
+    implementations = {
+        "gemm": run_gemm,
+        "projection_forward": forward,
+        "projection_forward_main_grad": lambda x, w, main_grad: forward(x, w),
+        "projection_dgrad": _checked(contract.check_dgrad, launcher.dgrad),
+        "projection_wgrad": lambda g, x, out_dtype: _wgrad(launcher, g, x, None, out_dtype, False),
+        "projection_wgrad_out": lambda g, x, out, accumulate: _nothing(_wgrad(launcher, g, x, out, None, accumulate)),
+        "router_forward": _checked(contract.check_forward, launcher.router_forward, contract.ROUTER_FORWARD),
+        "router_dgrad": _checked(contract.check_dgrad, launcher.router_dgrad, contract.ROUTER_DGRAD),
+        "router_wgrad": _checked(contract.check_wgrad, launcher.router_wgrad, contract.ROUTER_WGRAD),
+    }
+    for name, schema in _SCHEMAS.items():
+        library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(name, implementations[name], "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{package}::{name}", _FAKES[name], lib=library)
+    namespace = getattr(torch.ops, package)
+    _register_autograd(package, library, namespace)
+    return library, namespace
+
+
+def _checked(check, prepare, *dtypes):
+    """The operator may be called without the package's function before it, so it checks for itself."""
+
+    def run(left, right):
+        check(left, right, *dtypes)
+        return prepare(left, right).launch()
+
+    return run
+
+
+def _wgrad(launcher, g, x, out, out_dtype, accumulate):
+    contract.check_wgrad(g, x)
+    dtype = contract.check_wgrad_out(g, x, out, out_dtype, accumulate)
+    return launcher.wgrad(g, x, out, dtype, accumulate).launch()
+
+
+def _nothing(_):
+    return None
+
+
+def _empty(like, shape, dtype):
+    return torch.empty(shape, dtype=dtype, device=like.device)
+
+
+_FAKES = {
+    "gemm": lambda a, b, out, transposed_out, accumulate: None,
+    "projection_forward": lambda x, w: _empty(x, (*x.shape[:-1], w.shape[0]), torch.bfloat16),
+    "projection_forward_main_grad": lambda x, w, main_grad: _empty(x, (*x.shape[:-1], w.shape[0]), torch.bfloat16),
+    "projection_dgrad": lambda g, w: _empty(g, (*g.shape[:-1], w.shape[1]), torch.bfloat16),
+    "projection_wgrad": lambda g, x, out_dtype: _empty(g, (g.shape[-1], x.shape[-1]), out_dtype),
+    "projection_wgrad_out": lambda g, x, out, accumulate: None,
+    "router_forward": lambda x, w: _empty(x, (*x.shape[:-1], w.shape[0]), torch.float32),
+    "router_dgrad": lambda g, w: _empty(g, (*g.shape[:-1], w.shape[1]), torch.float32),
+    "router_wgrad": lambda g, x: _empty(g, (g.shape[-1], x.shape[-1]), torch.float32),
+}
+
+
+def _register_autograd(package, library, namespace):
+    def save(ctx, inputs, output):
+        x, w = inputs[:2]
+        ctx.x_dtype = x.dtype
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w if ctx.needs_input_grad[0] else None)
+
+    def save_with_main_grad(ctx, inputs, output):
+        save(ctx, inputs, output)
+        ctx.main_grad = inputs[2]
+
+    def projection_backward(ctx, g):
+        x, w = ctx.saved_tensors
+        dx = None if w is None else namespace.projection_dgrad(g, w)
+        dw = None if x is None else namespace.projection_wgrad(g, x, torch.bfloat16)
+        return dx, dw
+
+    def main_grad_backward(ctx, g):
+        x, w = ctx.saved_tensors
+        dx = None if w is None else namespace.projection_dgrad(g, w)
+        if x is not None:
+            namespace.projection_wgrad_out(g, x, ctx.main_grad, True)
+        return dx, None, None
+
+    def router_backward(ctx, g):
+        x, w = ctx.saved_tensors
+        dx = None if w is None else namespace.router_dgrad(g, w).to(ctx.x_dtype)
+        dw = None if x is None else namespace.router_wgrad(g, x)
+        return dx, dw
+
+    def register(name, backward, setup=None):
+        torch.library.register_autograd(f"{package}::{name}", backward, setup_context=setup, lib=library)
+
+    register("projection_forward", projection_backward, save)
+    register("projection_forward_main_grad", main_grad_backward, save_with_main_grad)
+    register("router_forward", router_backward, save)
+    for name in ("projection_dgrad", "projection_wgrad", "router_dgrad", "router_wgrad"):
+        register(name, _raise_at_backward(name))
+
+
+def _raise_at_backward(name):
+    def backward(ctx, *grads):
+        raise no_second_derivative(name)
+
+    return backward

@@ -1,137 +1,211 @@
-// What the kernels take: plain C++17, read by nvcc, by the host compiler and by the emulator's build.
+// What the stages of the rule take: plain C++17, read by nvcc, by a C++ compiler and by the emulator. The pack's tables and
+// the cumulative gates come from the stages of params.h.
 //
-// Strides count elements. H is the number of key heads, HV of value heads; a value head hv reads key head hv / (HV / H).
-// Chunk records and tiles are indexed by chunk * HV + hv, where chunk counts through the pack.
+// Strides count elements. A value head h reads key head h / group. Tiles and scalars of the workspace are indexed by
+// chunk * value_heads + h, where chunk is a row of the chunk table. BF16 tiles are stored as cake/tile/swizzle128.cuh states.
 #pragma once
 
 #include <cstdint>
 
-namespace cake::gdn {
+#include "cake/host/kernel_ref.h"
+#include "cake/work/chunks.h"
+#include "params.h"
 
-inline constexpr int kChunk = 64;       // tokens of a chunk
-inline constexpr int kHeadDim = 128;    // K and V
-inline constexpr int kTileBytes = kChunk * kChunk * 2;
+namespace cake_gdn_det_train {
+
+inline constexpr int kChunk = cake::work::kChunkTokens;
+inline constexpr int kHeadDim = 128;                          // K and V
+inline constexpr int kSquareTileBytes = kChunk * kChunk * 2;  // T, P
 inline constexpr int kTokenTileBytes = kChunk * kHeadDim * 2;
 inline constexpr int kStateTileBytes = kHeadDim * kHeadDim * 2;
 inline constexpr int kStateElements = kHeadDim * kHeadDim;
 
-// One chunk of the pack; unused entries of the table's capacity have tokens == 0.
-struct alignas(16) Chunk {
-  int32_t first_token;
-  int32_t tokens;
-  int32_t sequence;
-  int32_t reserved;
-};
-
-// One segment; unused entries have sequence == -1. An empty sequence is one segment without chunks.
-struct alignas(16) Segment {
-  int32_t first_chunk;
-  int32_t chunks;
-  int32_t sequence;
-  int32_t index;        // within its sequence
-  int32_t segments;     // of its sequence
-  int32_t long_index;   // counts the segments of sequences that have several; -1 in a sequence of one
-  int32_t reserved[2];
-};
-
-// Four rows of kChunk floats: what the chain needs of gates and beta, made once per chunk and value head.
+// Rows of the scalars of a chunk and value head, kChunk floats each: gamma, e, beta and b in units of log 2.
 enum ScalarRow : int { kGamma = 0, kEnd = 1, kBeta = 2, kLog2Decay = 3, kScalarRows = 4 };
-inline constexpr int kScalarBytes = kScalarRows * kChunk * 4;
+inline constexpr int kScalarFloats = kScalarRows * kChunk;
 
-struct TokenMatrix {          // [T, heads, 128] BF16, last dimension contiguous, rows 16-byte aligned
-  void* data;
-  int64_t token_stride;
-  int64_t head_stride;
-};
+// Threads of a CTA, which the launch and the kernel must agree on; a chain runs with 32 * warps.
+inline constexpr int kNormalisedRowsThreads = 256;
+inline constexpr int kGateValuesThreads = 256;
+inline constexpr int kWyThreads = 128;
+inline constexpr int kChainThreads = 256;
+inline constexpr int kSegmentStatesThreads = 512;
+inline constexpr int kTokenGradientsThreads = 256;
+inline constexpr int kGateParametersThreads = 256;
+inline constexpr int kUncoveredThreads = 256;
 
-struct TokenScalars {         // [T, HV], FP32 or BF16
-  void* data;
-  int64_t token_stride;
-  int64_t head_stride;
-  int32_t is_bf16;
-};
-
-struct StateArray {           // [N, HV, K, V] or, V first, [N, HV, V, K]; FP32; data may be null
-  float* data;
-  int64_t k_stride;
-  int64_t v_stride;
-};
+// Value columns that a CTA of the segment_entries and segment_exits stages owns.
+inline constexpr int kSegmentStatesColumns = 16;
 
 struct Heads {
   int32_t key_heads;
   int32_t value_heads;
-  int32_t group;              // value_heads / key_heads
+  int32_t group;           // value_heads / key_heads
+  int32_t tokens_per_row;  // T of [B, T, ...]
+};
+
+struct TokenRows {  // [B, T, heads, 128] BF16, last dimension contiguous, every row 16-byte aligned
+  void* data;
+  int64_t row_stride, token_stride, head_stride;
+};
+
+struct TokenScalars {  // [B, T, value_heads], FP32 or BF16; data may be null
+  void* data;
+  int64_t row_stride, token_stride, head_stride;
+  int32_t is_bf16;
+};
+
+struct HeadScalars {  // [value_heads], FP32 or BF16; data may be null
+  void* data;
+  int64_t stride;
+  int32_t is_bf16;
+};
+
+struct States {  // [sequences, value_heads, K, V], or V first, contiguous FP32; data may be null
+  float* data;
+  int64_t k_stride, v_stride;
+};
+
+// g = -exp(A_log) softplus(raw + dt_bias); raw.data is null where the gates are given as they are.
+struct GateOption {
+  TokenScalars raw;
+  HeadScalars a_log, dt_bias;
+};
+
+// beta = top * sigmoid(logit); top is 0 where beta is given as it is.
+struct BetaOption {
+  TokenScalars beta;
+  float top;
+};
+
+struct NormalisedRowsParams {
+  TokenRows from;
+  uint16_t* to;      // [B * T, heads, 128] BF16
+  float* reciprocal;  // [B * T, heads]: 1 / sqrt(sum x^2 + 1e-6)
+  int64_t tokens;
+  int32_t tokens_per_row;
+  int32_t heads;
+};
+
+struct GateValuesParams {
+  GateOption gate;
+  float* values;  // [B, T, value_heads]
+  int64_t tokens;
+  int32_t tokens_per_row;
+  int32_t heads;
 };
 
 struct WyParams {
   Heads heads;
-  TokenMatrix q, k;
-  TokenScalars decay;         // chunk-local inclusive sums of the log gates, FP32
-  TokenScalars beta;
-  const Chunk* chunks;
-  char* inverse;              // T tiles
-  char* attention;            // P tiles, scale folded in
+  PackTables tables;
+  TokenRows q, k;
+  BetaOption beta;
+  const float* sums;  // [chunks, value_heads, 64]
+  char* inverse;      // T tiles
+  char* attention;    // P tiles, scale folded in
   float* scalars;
   float scale;
 };
 
 struct ChainParams {
   Heads heads;
-  TokenMatrix q, k, v, o;
-  const Chunk* chunks;
-  const Segment* segments;
+  PackTables tables;
+  TokenRows q, k, v, o;
   const char* inverse;
   const char* attention;
   const float* scalars;
-  char* entry_states;         // S0 of every chunk, transposed (V x K) BF16 tiles
-  char* residuals;            // X tiles
-  char* writes;               // V' tiles
-  StateArray initial, final;
-  const float* segment_entry; // [long, HV, V, K] FP32, entry state of every segment but the first
-  float* segment_exit;        // [long, HV, V, K] FP32: N of a segment (the exit state itself for the first)
-  float* segment_factor;      // [long, HV, K, K] FP32: M transposed
+  char* entry_states;      // S0 of every chunk, transposed (V x K)
+  char* residuals;         // X tiles
+  char* writes;            // V' tiles
+  States initial, final;
+  float* segment_entries;  // [slots, value_heads, V, K] FP32: entry states; from segment_pairs, N of the segment before
+  float* segment_factors;  // [slots, value_heads, K, K] FP32: M transposed
+  int32_t slots_per_row;
+  int32_t warps;           // of a CTA, 4 or 8; each owns 16 value columns
+  int32_t pair_columns;    // columns that segment_pairs runs: 128 for M alone, 256 for M and N
   float scale;
-  int32_t slices;             // CTAs that share the value columns of one head
 };
 
 struct ReverseParams {
   Heads heads;
-  TokenMatrix q, k, grad_o, grad_v;
-  const Chunk* chunks;
-  const Segment* segments;
+  PackTables tables;
+  TokenRows q, k, grad_o, grad_v;
   const char* inverse;
   const char* attention;
   const float* scalars;
-  char* exit_grads;           // dS1 of every chunk, transposed BF16 tiles
-  char* residual_grads;       // dR tiles
-  StateArray grad_final, grad_initial;
-  const float* segment_exit_grad;  // [long, HV, V, K]: gradient of the exit state of every segment but the last
-  float* segment_entry_grad;       // [long, HV, V, K]: Y of a segment (the gradient itself for the last)
+  char* exit_gradients;      // dS1 of every chunk, transposed
+  char* residual_gradients;  // dR tiles
+  States grad_final, grad_initial;
+  float* segment_exits;      // [slots, value_heads, V, K] FP32: gradient of the exit state of the segment before the slot's;
+                             // from segment_gradients, Y of the slot's segment
+  int32_t slots_per_row;
+  int32_t warps;
   float scale;
-  int32_t slices;
 };
 
-struct ComposeParams {
+struct SegmentStatesParams {
   Heads heads;
-  const Segment* segments;
-  int32_t segment_capacity;
-  const float* factor;        // M transposed
-  const float* offset;        // N, or Y
-  float* result;              // entry states, or exit gradients
+  PackTables tables;
+  const float* factors;  // M transposed
+  float* states;         // N to entry states, or Y to exit gradients, in place
+  int32_t slots_per_row;
 };
 
-struct ChunkGradParams {
+struct TokenGradientsParams {
   Heads heads;
-  TokenMatrix q, k, grad_o, grad_q, grad_k;
-  TokenScalars grad_decay, grad_beta;   // gradients of the log gates and of beta
-  const Chunk* chunks;
+  PackTables tables;
+  TokenRows q, k, grad_o, grad_q, grad_k;
+  TokenScalars grad_gate, grad_beta;
+  const float* q_reciprocal;  // [B * T, key_heads], or null where q is used as given; then q is the normalised one
+  const float* k_reciprocal;
+  GateOption gate;
+  float beta_top;             // as BetaOption
+  double* gate_partials;      // [chunks, value_heads, 2]: of A_log and dt_bias; null without the gate option
   const float* scalars;
   const char* entry_states;
-  const char* exit_grads;
+  const char* exit_gradients;
   const char* residuals;
   const char* writes;
-  const char* residual_grads;
+  const char* residual_gradients;
   float scale;
 };
 
-}  // namespace cake::gdn
+struct GateParametersParams {
+  PackTables tables;
+  const double* gate_partials;
+  HeadScalars grad_a_log, grad_dt_bias;
+  int32_t heads;
+};
+
+// A contiguous result [B * T, row_bytes] whose rows past the last sequence are zero.
+struct ResultRows {
+  void* data;
+  int64_t row_bytes;
+};
+inline constexpr int kMaxResults = 5;
+
+struct UncoveredParams {
+  PackTables tables;
+  ResultRows results[kMaxResults];
+  int32_t result_count;
+  int32_t value_heads;
+  int64_t tokens;
+  const float* states_from;  // [sequences, value_heads, K * V]: what an empty sequence hands on; null: zeros
+  float* states_to;          // null: none
+};
+
+}  // namespace cake_gdn_det_train
+
+CAKE_DECLARE_KERNEL(normalised_rows_any, cake_gdn_det_train::NormalisedRowsParams)
+CAKE_DECLARE_KERNEL(gate_values_any, cake_gdn_det_train::GateValuesParams)
+CAKE_DECLARE_KERNEL(wy_any, cake_gdn_det_train::WyParams)
+CAKE_DECLARE_KERNEL(segment_pairs_any, cake_gdn_det_train::ChainParams)
+CAKE_DECLARE_KERNEL(segment_entries_any, cake_gdn_det_train::SegmentStatesParams)
+CAKE_DECLARE_KERNEL(chunk_output_any, cake_gdn_det_train::ChainParams)
+CAKE_DECLARE_KERNEL(chunk_states_any, cake_gdn_det_train::ChainParams)
+CAKE_DECLARE_KERNEL(segment_gradients_any, cake_gdn_det_train::ReverseParams)
+CAKE_DECLARE_KERNEL(segment_exits_any, cake_gdn_det_train::SegmentStatesParams)
+CAKE_DECLARE_KERNEL(value_gradients_any, cake_gdn_det_train::ReverseParams)
+CAKE_DECLARE_KERNEL(token_gradients_any, cake_gdn_det_train::TokenGradientsParams)
+CAKE_DECLARE_KERNEL(gate_parameters_any, cake_gdn_det_train::GateParametersParams)
+CAKE_DECLARE_KERNEL(uncovered_any, cake_gdn_det_train::UncoveredParams)

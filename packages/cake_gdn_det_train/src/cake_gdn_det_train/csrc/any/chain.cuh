@@ -1,114 +1,119 @@
-// The forward chain of one segment, value head and slice of value columns.
+// The forward chain of one segment, value head and slice of value columns; its three uses are stages of their own.
 //
 //   X  = V - gamma (K S0)      V' = T (beta X)      O = scale gamma (Q S0) + P V'      S1 = gamma_C S0 + (e K)^T V'
 //
-// kOutput writes O and the final state; kState, for the backward, writes S0, X and V' of every chunk instead; kPair runs
-// segments of long sequences from a zero state, and once more from the identity without values, and writes the pair (N, M).
-//
 // A warp owns 16 value columns and keeps S^T in registers; tiles of K, Q, T, P, V come through a double buffer in shared
-// memory. Order of accumulation: tokens and keys ascending inside a product, chunks ascending.
+// memory. Order of accumulation: keys and tokens ascending inside a product, chunks ascending. Which CTA or warp runs a
+// column changes nothing, so the number of warps is free to follow the load.
 #pragma once
 
 #include "any/state_io.cuh"
-#include "any/tile_copy.cuh"
 
-namespace cake::gdn {
+namespace cake_gdn_det_train {
 
-enum class Chain { kOutput, kState, kPair };
+enum class Chain { kOutput, kStates, kPairs };
 
-template <Chain kKind, int kWarps>
+template <Chain kUse, int kWarps>
 struct ChainSmem {
-  static constexpr bool kOutput = kKind == Chain::kOutput;
-  static constexpr int kValueBytes = kWarps <= 4 ? kTileBytes : kTokenTileBytes;
+  static constexpr bool kOutput = kUse == Chain::kOutput;
   struct Stage {
     alignas(1024) char k[kTokenTileBytes];
     char q[kOutput ? kTokenTileBytes : 0];
-    char inverse[kTileBytes];
-    char attention[kOutput ? kTileBytes : 0];
-    char v[kValueBytes];
+    char inverse[kSquareTileBytes];
+    char attention[kOutput ? kSquareTileBytes : 0];
+    char v[kWarps <= 4 ? kSquareTileBytes : kTokenTileBytes];
     alignas(1024) float scalars[kScalarRows][kChunk];
   };
   Stage stage[2];
-  char staging[kKind == Chain::kState ? kWarps : 0][4096];
+  char staging[kUse == Chain::kStates ? kWarps : 0][4096];
 };
 
-template <Chain kKind, int kWarps>
-__device__ __forceinline__ void chain_load(typename ChainSmem<kKind, kWarps>::Stage& stage, const ChainParams& p,
-                                           int64_t chunk_index, int head, int first_unit, bool values, int thread) {
+template <Chain kUse, int kWarps>
+__device__ __forceinline__ void load_chain_stage(typename ChainSmem<kUse, kWarps>::Stage& stage, const ChainParams& p,
+                                                 int chunk_index, int head, int first_unit, bool values, int thread) {
   constexpr int kThreads = 32 * kWarps;
-  const Chunk chunk = p.chunks[chunk_index];
+  const ChunkEntry chunk = p.tables.chunks[chunk_index];
+  const TokenPlace at = place_of(chunk.first_token, p.heads.tokens_per_row);
   const int key_head = head / p.heads.group;
-  const int64_t record = chunk_index * p.heads.value_heads + head;
-  load_rows_async<kThreads, 16>(ptx::shared_address(stage.k), p.k, chunk, key_head, 0, thread);
-  load_linear_async<kThreads, kTileBytes>(ptx::shared_address(stage.inverse), p.inverse + record * kTileBytes, thread);
-  load_linear_async<kThreads, kScalarBytes>(ptx::shared_address(stage.scalars), p.scalars + record * (kScalarRows * kChunk),
-                                            thread);
-  if (values) load_rows_async<kThreads, 2 * kWarps>(ptx::shared_address(stage.v), p.v, chunk, head, first_unit, thread);
-  if constexpr (kKind == Chain::kOutput) {
-    load_rows_async<kThreads, 16>(ptx::shared_address(stage.q), p.q, chunk, key_head, 0, thread);
-    load_linear_async<kThreads, kTileBytes>(ptx::shared_address(stage.attention), p.attention + record * kTileBytes, thread);
+  const int64_t record = int64_t{chunk_index} * p.heads.value_heads + head;
+  load_rows_async<kThreads, 16>(ptx::shared_address(stage.k), p.k, at, chunk.tokens, key_head, 0, thread);
+  load_linear_async<kThreads, kSquareTileBytes>(ptx::shared_address(stage.inverse), p.inverse + record * kSquareTileBytes,
+                                                thread);
+  load_linear_async<kThreads, 4 * kScalarFloats>(ptx::shared_address(stage.scalars), p.scalars + record * kScalarFloats, thread);
+  if (values) {
+    load_rows_async<kThreads, 2 * kWarps>(ptx::shared_address(stage.v), p.v, at, chunk.tokens, head, first_unit, thread);
+  }
+  if constexpr (kUse == Chain::kOutput) {
+    load_rows_async<kThreads, 16>(ptx::shared_address(stage.q), p.q, at, chunk.tokens, key_head, 0, thread);
+    load_linear_async<kThreads, kSquareTileBytes>(ptx::shared_address(stage.attention), p.attention + record * kSquareTileBytes,
+                                                  thread);
   }
 }
 
-template <Chain kKind, int kWarps>
-__device__ __forceinline__ void chain_body(const ChainParams& p) {
-  auto& smem = *reinterpret_cast<ChainSmem<kKind, kWarps>*>(smem_bytes);
+// What a warp of a pairs stage runs: a column of N from the values and a zero state (the first segment's true one), or a
+// column of M from a column of the identity without values.
+__device__ __forceinline__ bool runs_pair_column(const SegmentPlace& segment, bool factor) {
+  if (segment.segments == 1 || segment.last()) return false;  // nothing is entered from it
+  return !(factor && segment.first());                        // its entry state is known: the exit state says it all
+}
+
+template <Chain kUse, int kWarps>
+__device__ __forceinline__ void run_chain(const ChainParams& p) {
+  auto& smem = *reinterpret_cast<ChainSmem<kUse, kWarps>*>(smem_bytes);
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, c = lane & 3;
   const LaneOffsets offsets(lane);
 
-  // A pair has twice the columns: those of N, then those of M.
-  const int slice = blockIdx.x % p.slices;
-  const int64_t work = blockIdx.x / p.slices;
-  const int head = work % p.heads.value_heads;
-  const Segment segment = p.segments[work / p.heads.value_heads];
+  const int slices = (kUse == Chain::kPairs ? p.pair_columns : kHeadDim) / (16 * kWarps);
+  const int slice = blockIdx.x % slices;
+  const uint32_t work = blockIdx.x / slices;
+  const uint32_t segment_row = work / static_cast<uint32_t>(p.heads.value_heads);
+  const int head = static_cast<int>(work - segment_row * p.heads.value_heads);
+  const SegmentPlace segment = segment_place(p.tables, segment_row);
   if (segment.sequence < 0) return;
-  int first_column = (slice * kWarps + warp) * 16, slice_unit = 2 * slice * kWarps;
+  int slice_column = slice * kWarps * 16;
   bool factor = false;
-  if constexpr (kKind == Chain::kPair) {
-    if (segment.segments == 1 || segment.index + 1 == segment.segments) return;  // nothing is entered from it
-    factor = first_column >= kHeadDim;
-    if (factor) {
-      if (segment.index == 0) return;  // its entry state is known, so its exit state is all that is needed
-      first_column -= kHeadDim;
-    }
+  if constexpr (kUse == Chain::kPairs) {
+    factor = slice_column < kHeadDim;
+    if (!runs_pair_column(segment, factor)) return;
+    if (!factor) slice_column -= kHeadDim;
   }
+  const int first_column = slice_column + 16 * warp;
 
   StateAcc state;
   clear(state);
   if (factor) {
     for_state_elements(first_column, lane, [&](int j, int i, int k, int v) { state[j][i] = k == v ? 1.f : 0.f; });
-  } else if (segment.index == 0) {
+  } else if (segment.first()) {
     if (p.initial.data) {
-      load_state(state, sequence_state(p.initial, segment, p.heads, head), p.initial.k_stride, p.initial.v_stride,
+      load_state(state, state_of(p.initial, segment.sequence, p.heads, head), p.initial.k_stride, p.initial.v_stride,
                  first_column, lane);
     }
-  } else if constexpr (kKind != Chain::kPair) {
-    load_state(state, p.segment_entry + long_matrix(segment, p.heads, head), 1, kHeadDim, first_column, lane);
+  } else if constexpr (kUse != Chain::kPairs) {
+    load_state(state, p.segment_entries + slot_offset(segment, p.heads, p.slots_per_row, head), 1, kHeadDim, first_column, lane);
   }
 
-  auto load = [&](int n) {
-    if (n < segment.chunks) {
-      chain_load<kKind, kWarps>(smem.stage[n & 1], p, segment.first_chunk + n, head, slice_unit, !factor, thread);
+  const int end_chunk = segment.first_chunk + segment.chunks;
+  auto load = [&](int chunk) {
+    if (chunk < end_chunk) {
+      load_chain_stage<kUse, kWarps>(smem.stage[chunk & 1], p, chunk, head, slice_column / 8, !factor, thread);
     }
     ptx::cp_async_commit();
   };
-  load(0);
-  load(1);
+  load(segment.first_chunk);
+  load(segment.first_chunk + 1);
 
 #pragma unroll 1
-  for (int n = 0; n < segment.chunks; ++n) {
-    auto& stage = smem.stage[n & 1];
-    const int64_t chunk_index = segment.first_chunk + n;
-    const int64_t record = chunk_index * p.heads.value_heads + head;
+  for (int chunk = segment.first_chunk; chunk < end_chunk; ++chunk) {
+    auto& stage = smem.stage[chunk & 1];
+    const int64_t record = int64_t{chunk} * p.heads.value_heads + head;
     const uint32_t k_tile = ptx::shared_address(stage.k), v_tile = ptx::shared_address(stage.v);
     StateOperand packed_state;
     pack_operand(packed_state, state);
     ptx::cp_async_wait<1>();
     __syncthreads();
 
-    if constexpr (kKind == Chain::kState) {
-      store_state_tile(p.entry_states + record * kStateTileBytes, packed_state, smem.staging[warp], first_column, offsets,
-                       lane);
+    if constexpr (kUse == Chain::kStates) {
+      store_state_tile(p.entry_states + record * kStateTileBytes, packed_state, smem.staging[warp], first_column, offsets, lane);
     }
     TokenAcc acc;
     clear(acc);
@@ -134,96 +139,49 @@ __device__ __forceinline__ void chain_body(const ChainParams& p) {
         acc[j][2 * half + 1] = fmaf(-gamma.y, acc[j][2 * half + 1], ptx::high_bf16(v));
       }
     }
-    if constexpr (kKind == Chain::kState) {
+    if constexpr (kUse == Chain::kStates) {
       pack_operand(operand, acc);
-      stage_token_columns(v_tile, operand, 2 * warp, offsets);
-      char* to = p.residuals + record * kTokenTileBytes;
-      copy_token_columns(stage.v, 2 * warp, lane, [&](int row, int unit) -> void* {
-        return to + tile::unit_offset<kChunk>(row, first_column / 8 + unit);
-      });
+      store_token_tile(p.residuals + record * kTokenTileBytes, operand, stage.v, 2 * warp, first_column / 8, offsets, lane);
     }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 beta = *reinterpret_cast<const float2*>(&stage.scalars[kBeta][8 * j + 2 * c]);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        acc[j][2 * half] = __fmul_rn(beta.x, acc[j][2 * half]);
-        acc[j][2 * half + 1] = __fmul_rn(beta.y, acc[j][2 * half + 1]);
-      }
-    }
+    scale_tokens(acc, stage.scalars[kBeta], 1.f, c);
     pack_operand(operand, acc);
     TokenAcc writes;
     clear(writes);
     add_times_lower_transposed(writes, operand, ptx::shared_address(stage.inverse), offsets);
 
-    if constexpr (kKind != Chain::kPair) pack_operand(operand, writes);
-    if constexpr (kKind == Chain::kState) {
-      stage_token_columns(v_tile, operand, 2 * warp, offsets);
-      char* to = p.writes + record * kTokenTileBytes;
-      copy_token_columns(stage.v, 2 * warp, lane, [&](int row, int unit) -> void* {
-        return to + tile::unit_offset<kChunk>(row, first_column / 8 + unit);
-      });
+    if constexpr (kUse != Chain::kPairs) pack_operand(operand, writes);
+    if constexpr (kUse == Chain::kStates) {
+      store_token_tile(p.writes + record * kTokenTileBytes, operand, stage.v, 2 * warp, first_column / 8, offsets, lane);
     }
-    if constexpr (kKind == Chain::kOutput) {
+    if constexpr (kUse == Chain::kOutput) {
       clear(acc);
       add_state_times_rows(acc, packed_state, ptx::shared_address(stage.q), offsets);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        const float2 gamma = *reinterpret_cast<const float2*>(&stage.scalars[kGamma][8 * j + 2 * c]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          acc[j][i] = __fmul_rn(__fmul_rn(p.scale, i & 1 ? gamma.y : gamma.x), acc[j][i]);
-        }
-      }
+      scale_tokens(acc, stage.scalars[kGamma], p.scale, c);
       add_times_lower_transposed(acc, operand, ptx::shared_address(stage.attention), offsets);
       pack_operand(operand, acc);
-      stage_token_columns(v_tile, operand, 2 * warp, offsets);
-      const Chunk chunk = p.chunks[chunk_index];
-      char* to = row_pointer(p.o, chunk.first_token, head) + 2 * first_column;
-      copy_token_columns(stage.v, 2 * warp, lane, [&](int row, int unit) -> void* {
-        return row < chunk.tokens ? to + row * 2 * p.o.token_stride + 16 * unit : nullptr;
-      });
+      store_token_rows(p.o, p.tables.chunks[chunk], p.heads, head, operand, stage.v, 2 * warp, first_column, offsets, lane);
     }
 
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const float2 end = *reinterpret_cast<const float2*>(&stage.scalars[kEnd][8 * j + 2 * c]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) writes[j][i] = __fmul_rn(i & 1 ? end.y : end.x, writes[j][i]);
-    }
+    scale_tokens(writes, stage.scalars[kEnd], 1.f, c);
     pack_operand(operand, writes);
-    const float gamma_end = stage.scalars[kGamma][kChunk - 1];
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) state[j][i] = __fmul_rn(gamma_end, state[j][i]);
-    }
+    scale_state(state, stage.scalars[kGamma][kChunk - 1]);
     add_times_rows(state, operand, k_tile, offsets);
     __syncthreads();  // the stage may be overwritten
-    load(n + 2);
+    load(chunk + 2);
   }
 
-  if constexpr (kKind == Chain::kPair) {
-    float* to = (factor ? p.segment_factor : p.segment_exit) + long_matrix(segment, p.heads, head);
+  // Read again rather than kept in registers through the loop.
+  const SegmentPlace done = segment_place(p.tables, p.tables.chunks[end_chunk - 1].segment);
+  if constexpr (kUse == Chain::kPairs) {
+    float* to = factor ? p.segment_factors + slot_offset(done, p.heads, p.slots_per_row, head)
+                       : p.segment_entries + slot_offset(done, p.heads, p.slots_per_row, head, 1);
     store_state(state, to, 1, kHeadDim, first_column, lane);
-  } else if constexpr (kKind == Chain::kOutput) {
-    if (p.final.data && segment.index + 1 == segment.segments) {
-      store_state(state, sequence_state(p.final, segment, p.heads, head), p.final.k_stride, p.final.v_stride, first_column,
+  } else if constexpr (kUse == Chain::kOutput) {
+    if (p.final.data && done.last()) {
+      store_state(state, state_of(p.final, done.sequence, p.heads, head), p.final.k_stride, p.final.v_stride, first_column,
                   lane);
     }
   }
 }
 
-#define CAKE_GDN_CHAIN(name, kind, warps)                                                                          \
-  extern "C" __global__ void __launch_bounds__(32 * warps, 1) name(const __grid_constant__ ChainParams p) {         \
-    chain_body<kind, warps>(p);                                                                                    \
-  }
-CAKE_GDN_CHAIN(gdn_chain_output_w4, Chain::kOutput, 4)
-CAKE_GDN_CHAIN(gdn_chain_output_w8, Chain::kOutput, 8)
-CAKE_GDN_CHAIN(gdn_chain_state_w4, Chain::kState, 4)
-CAKE_GDN_CHAIN(gdn_chain_state_w8, Chain::kState, 8)
-CAKE_GDN_CHAIN(gdn_chain_pair_w4, Chain::kPair, 4)
-CAKE_GDN_CHAIN(gdn_chain_pair_w8, Chain::kPair, 8)
-#undef CAKE_GDN_CHAIN
-
-}  // namespace cake::gdn
+}  // namespace cake_gdn_det_train

@@ -6,10 +6,9 @@
 // warps and CTAs therefore cannot change a bit.
 #pragma once
 
-#include "cake/tile/swizzle128.cuh"
-#include "params.h"
+#include "any/tile_copy.cuh"
 
-namespace cake::gdn {
+namespace cake_gdn_det_train {
 
 using tile::LaneOffsets;
 
@@ -99,4 +98,40 @@ __device__ __forceinline__ void add_times_rows(StateAcc& state, const TokenOpera
   }
 }
 
-}  // namespace cake::gdn
+// Multiplies column t of an accumulator by factor * per_token[t]; c is the lane's place in its group of four.
+__device__ __forceinline__ void scale_tokens(TokenAcc& acc, const float* per_token, float factor, int c) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 by = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
+    const float x = __fmul_rn(factor, by.x), y = __fmul_rn(factor, by.y);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[j][i] = __fmul_rn(i & 1 ? y : x, acc[j][i]);
+  }
+}
+
+// The same on a packed operand, which is rounded again.
+__device__ __forceinline__ void scale_operand_tokens(TokenOperand& a, const float* per_token, float factor, int c) {
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 by = *reinterpret_cast<const float2*>(per_token + 16 * s + 8 * half + 2 * c);
+      const float x = __fmul_rn(factor, by.x), y = __fmul_rn(factor, by.y);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t& pair = a[s][2 * half + i];
+        pair = ptx::pack_bf16(__fmul_rn(x, ptx::low_bf16(pair)), __fmul_rn(y, ptx::high_bf16(pair)));
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ void scale_state(StateAcc& state, float by) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) state[j][i] = __fmul_rn(by, state[j][i]);
+  }
+}
+
+}  // namespace cake_gdn_det_train

@@ -2,9 +2,8 @@
 #pragma once
 
 #include "any/chain_products.cuh"
-#include "any/tile_copy.cuh"
 
-namespace cake::gdn {
+namespace cake_gdn_det_train {
 
 // Visits (k, v) of every element that this lane holds: fragment j, element i.
 template <class Visit>
@@ -27,16 +26,6 @@ __device__ __forceinline__ void store_state(const StateAcc& state, float* matrix
                                             int first_column, int lane) {
   for_state_elements(first_column, lane,
                      [&](int j, int i, int k, int v) { matrix[k * k_stride + v * v_stride] = state[j][i]; });
-}
-
-// A transposed (V first) K x V matrix of the workspace: [.., V, K], one per segment of a long sequence and value head.
-__device__ __forceinline__ int64_t long_matrix(const Segment& segment, const Heads& heads, int head, int step = 0) {
-  return (static_cast<int64_t>(segment.long_index + step) * heads.value_heads + head) * kStateElements;
-}
-
-__device__ __forceinline__ float* sequence_state(const StateArray& states, const Segment& segment, const Heads& heads,
-                                                 int head) {
-  return states.data + (static_cast<int64_t>(segment.sequence) * heads.value_heads + head) * kStateElements;
 }
 
 // Writes the packed state of a warp (16 rows of a transposed 128 x 128 tile) through its 4 KB of staging.
@@ -62,16 +51,15 @@ __device__ __forceinline__ void stage_token_columns(uint32_t shared_tile, const 
   __syncwarp();
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(shared_tile, offsets.col_major, 16 * s, first_unit), a[s][0],
-                           a[s][1], a[s][2], a[s][3]);
+    ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(shared_tile, offsets.col_major, 16 * s, first_unit), a[s][0], a[s][1],
+                           a[s][2], a[s][3]);
   }
   __syncwarp();
 }
 
 // Copies the warp's two 16-byte units of every row: destination(row, unit) gives the address, or null to leave it.
 template <class Destination>
-__device__ __forceinline__ void copy_token_columns(const char* shared_tile, int first_unit, int lane,
-                                                   Destination destination) {
+__device__ __forceinline__ void copy_token_columns(const char* shared_tile, int first_unit, int lane, Destination destination) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = 16 * i + (lane >> 1), unit = lane & 1;
@@ -80,4 +68,24 @@ __device__ __forceinline__ void copy_token_columns(const char* shared_tile, int 
   }
 }
 
-}  // namespace cake::gdn
+// Writes a warp's columns of a 64 x 128 workspace tile, staged in the warp's columns of a shared tile.
+__device__ __forceinline__ void store_token_tile(char* global_tile, const TokenOperand& a, char* staging, int staging_unit,
+                                                 int global_unit, const LaneOffsets& offsets, int lane) {
+  stage_token_columns(ptx::shared_address(staging), a, staging_unit, offsets);
+  copy_token_columns(staging, staging_unit, lane, [&](int row, int unit) -> void* {
+    return global_tile + tile::unit_offset<kChunk>(row, global_unit + unit);
+  });
+}
+
+// Writes a warp's columns of one head's rows of a chunk.
+__device__ __forceinline__ void store_token_rows(const TokenRows& rows, const ChunkEntry& chunk, const Heads& heads, int head,
+                                                 const TokenOperand& a, char* staging, int staging_unit, int first_column,
+                                                 const LaneOffsets& offsets, int lane) {
+  stage_token_columns(ptx::shared_address(staging), a, staging_unit, offsets);
+  char* first = row_pointer(rows, place_of(chunk.first_token, heads.tokens_per_row), head) + 2 * first_column;
+  copy_token_columns(staging, staging_unit, lane, [&](int row, int unit) -> void* {
+    return row < chunk.tokens ? first + row * 2 * rows.token_stride + 16 * unit : nullptr;
+  });
+}
+
+}  // namespace cake_gdn_det_train

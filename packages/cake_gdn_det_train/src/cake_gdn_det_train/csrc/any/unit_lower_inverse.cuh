@@ -7,9 +7,11 @@
 #pragma once
 
 #include "cake/ptx/warp.cuh"
-#include "params.h"
+#include "rule_params.h"
 
-namespace cake::gdn {
+namespace cake_gdn_det_train {
+
+namespace ptx = cake::ptx;
 
 inline constexpr int kMatrixPitch = 68;    // floats a row of A: rows 16-byte aligned, columns spread over the banks
 inline constexpr int kDiagonalPitch = 20;  // floats a row of a diagonal inverse
@@ -110,4 +112,4 @@ __device__ __forceinline__ void invert_block_row(const InverseScratch& scratch, 
   }
 }
 
-}  // namespace cake::gdn
+}  // namespace cake_gdn_det_train

@@ -10,7 +10,7 @@
 #include "any/tile_copy.cuh"
 #include "any/unit_lower_inverse.cuh"
 
-namespace cake::gdn {
+namespace cake_gdn_det_train {
 
 struct WySmem {
   union {
@@ -19,24 +19,28 @@ struct WySmem {
       char q[kTokenTileBytes];
     } rows;
     struct {
-      alignas(1024) char inverse[kTileBytes];
-      char attention[kTileBytes];
+      alignas(1024) char inverse[kSquareTileBytes];
+      char attention[kSquareTileBytes];
       InverseScratch scratch;
     } out;
   };
   alignas(16) float scalars[kScalarRows][kChunk];
 };
 
-__device__ __forceinline__ void wy_scalars(const WyParams& p, const Chunk& chunk, int head, WySmem& smem, int thread) {
+__device__ __forceinline__ void wy_scalars(const WyParams& p, TokenPlace at, int tokens, int64_t record, int head, WySmem& smem,
+                                           int thread) {
   if (thread < kChunk) {
     constexpr float kLog2E = 1.4426950408889634f;
-    const int64_t last = chunk.first_token + chunk.tokens - 1;
-    const int64_t token = thread < chunk.tokens ? chunk.first_token + thread : last;
-    const float b = __fmul_rn(load_scalar(p.decay, token, head), kLog2E);
-    const float b_end = __fmul_rn(load_scalar(p.decay, last, head), kLog2E);
+    const float* sums = p.sums + record * kChunk;
+    const float b = __fmul_rn(sums[thread], kLog2E), b_end = __fmul_rn(sums[kChunk - 1], kLog2E);
+    float beta = 0.f;
+    if (thread < tokens) {
+      beta = load_scalar(p.beta.beta, {at.row, at.token + thread}, head);
+      if (p.beta.top != 0.f) beta = __fdiv_rn(p.beta.top, __fadd_rn(1.f, expf(-beta)));
+    }
     smem.scalars[kGamma][thread] = ptx::exp2_approx(b);
     smem.scalars[kEnd][thread] = ptx::exp2_approx(__fsub_rn(b_end, b));
-    smem.scalars[kBeta][thread] = thread < chunk.tokens ? load_scalar(p.beta, token, head) : 0.f;
+    smem.scalars[kBeta][thread] = beta;
     smem.scalars[kLog2Decay][thread] = b;
   }
 }
@@ -60,17 +64,22 @@ __device__ __forceinline__ void store_inverse_row(WySmem& smem, int lane) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 3) gdn_wy(const __grid_constant__ WyParams p) {
+}  // namespace cake_gdn_det_train
+
+extern "C" __global__ void __launch_bounds__(cake_gdn_det_train::kWyThreads, 3)
+    wy_any(const __grid_constant__ cake_gdn_det_train::WyParams p) {
+  using namespace cake_gdn_det_train;
   WySmem& smem = *reinterpret_cast<WySmem*>(smem_bytes);
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
-  const int64_t chunk_index = blockIdx.x / p.heads.key_heads;
-  const int key_head = blockIdx.x % p.heads.key_heads;
-  const Chunk chunk = p.chunks[chunk_index];
-  if (chunk.tokens == 0) return;
+  const int64_t chunk_index = blockIdx.x / static_cast<uint32_t>(p.heads.key_heads);
+  const int key_head = static_cast<int>(blockIdx.x - chunk_index * p.heads.key_heads);
+  const ChunkEntry chunk = p.tables.chunks[chunk_index];
+  if (chunk.sequence < 0) return;
+  const TokenPlace at = place_of(chunk.first_token, p.heads.tokens_per_row);
 
   const uint32_t k_tile = ptx::shared_address(smem.rows.k), q_tile = ptx::shared_address(smem.rows.q);
-  load_rows_async<128, 16>(k_tile, p.k, chunk, key_head, 0, thread);
-  load_rows_async<128, 16>(q_tile, p.q, chunk, key_head, 0, thread);
+  load_rows_async<kWyThreads, 16>(k_tile, p.k, at, chunk.tokens, key_head, 0, thread);
+  load_rows_async<kWyThreads, 16>(q_tile, p.q, at, chunk.tokens, key_head, 0, thread);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -99,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) gdn_wy(const __grid_constan
     const int head = key_head * p.heads.group + member;
     const int64_t record = chunk_index * p.heads.value_heads + head;
     __syncthreads();  // everyone is past the K and Q tiles, or past the copies of the head before
-    wy_scalars(p, chunk, head, smem, thread);
+    wy_scalars(p, at, chunk.tokens, record, head, smem, thread);
     __syncthreads();
 
     const float b0 = smem.scalars[kLog2Decay][row], b1 = smem.scalars[kLog2Decay][row + 8];
@@ -122,9 +131,9 @@ extern "C" __global__ void __launch_bounds__(128, 3) gdn_wy(const __grid_constan
       float* a_row = &smem.out.scratch.a[row * kMatrixPitch + column];
       *reinterpret_cast<float2*>(a_row) = make_float2(a[0], a[1]);
       *reinterpret_cast<float2*>(a_row + 8 * kMatrixPitch) = make_float2(a[2], a[3]);
-      char* at = smem.out.attention + tile::unit_offset<kChunk>(row, j) + 4 * c;
-      *reinterpret_cast<uint32_t*>(at) = ptx::pack_bf16(attention[0], attention[1]);
-      *reinterpret_cast<uint32_t*>(at + 1024) = ptx::pack_bf16(attention[2], attention[3]);
+      char* to = smem.out.attention + tile::unit_offset<kChunk>(row, j) + 4 * c;
+      *reinterpret_cast<uint32_t*>(to) = ptx::pack_bf16(attention[0], attention[1]);
+      *reinterpret_cast<uint32_t*>(to + 1024) = ptx::pack_bf16(attention[2], attention[3]);
     }
     __syncwarp();
     invert_diagonal_block(smem.out.scratch, warp, lane);
@@ -134,13 +143,11 @@ extern "C" __global__ void __launch_bounds__(128, 3) gdn_wy(const __grid_constan
       case 0: store_inverse_row<0>(smem, lane); break;
       case 1: store_inverse_row<1>(smem, lane); break;
       case 2: store_inverse_row<2>(smem, lane); break;
-      default: store_inverse_row<3>(smem, lane); break;
+      case 3: store_inverse_row<3>(smem, lane); break;
     }
     __syncthreads();
-    store_linear<128, kTileBytes>(p.inverse + record * kTileBytes, smem.out.inverse, thread);
-    store_linear<128, kTileBytes>(p.attention + record * kTileBytes, smem.out.attention, thread);
-    store_linear<128, kScalarBytes>(p.scalars + record * (kScalarRows * kChunk), smem.scalars, thread);
+    store_linear<kWyThreads, kSquareTileBytes>(p.inverse + record * kSquareTileBytes, smem.out.inverse, thread);
+    store_linear<kWyThreads, kSquareTileBytes>(p.attention + record * kSquareTileBytes, smem.out.attention, thread);
+    store_linear<kWyThreads, 4 * kScalarFloats>(p.scalars + record * kScalarFloats, smem.scalars, thread);
   }
 }
-
-}  // namespace cake::gdn

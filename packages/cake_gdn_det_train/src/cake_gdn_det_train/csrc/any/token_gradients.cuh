@@ -1,4 +1,4 @@
-// chunk_grads: dQ, dK, the gate's and beta's gradients of one chunk and key head, its value heads in order.
+// token_gradients_any: dq, dk, the gradients of the gates and of beta, one CTA per chunk and key head, its value heads in order.
 //
 //   dP   = scale (dO V'^T) Gamma                       N = -strict_lower(dR V'^T) Gamma,   M = beta N
 //   dQ  += scale gamma (dO S0^T) + dP K                dK += -beta gamma (dR S0^T) + e (V' dS1^T) + (M + M^T) K + dP^T Q
@@ -12,11 +12,11 @@
 #pragma once
 
 #include "any/chain_products.cuh"
-#include "any/tile_copy.cuh"
+#include "any/gate_option.cuh"
 
-namespace cake::gdn {
+namespace cake_gdn_det_train {
 
-struct ChunkGradSmem {
+struct TokenGradientsSmem {
   alignas(1024) char k[kTokenTileBytes];
   char q[kTokenTileBytes];
   char grad_o[kTokenTileBytes];
@@ -25,9 +25,9 @@ struct ChunkGradSmem {
   char residual[kTokenTileBytes];
   char entry_state[kStateTileBytes];
   char exit_grad[kStateTileBytes];
-  char attention_grad[kTileBytes];        // dP
-  char interaction_grad[kTileBytes];      // M
-  char crossing[2][kTileBytes];           // the two summands of E
+  char attention_grad[kSquareTileBytes];        // dP
+  char interaction_grad[kSquareTileBytes];      // M
+  char crossing[2][kSquareTileBytes];           // the two summands of E
   alignas(16) float scalars[kScalarRows][kChunk];
   float crossing_sum[2][kChunk];
   float entering[2][kChunk];
@@ -37,9 +37,9 @@ struct ChunkGradSmem {
   float state_dot[8];
 };
 
-namespace chunk_grads {
+namespace token_gradients {
 
-inline constexpr int kThreads = 256;
+inline constexpr int kThreads = kTokenGradientsThreads;
 
 __device__ __forceinline__ float quad_sum(float x) {
   x = __fadd_rn(x, __shfl_xor_sync(~0u, x, 1));
@@ -49,7 +49,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 // acc (16 x 64) += rows (16 of a 64 x 128 tile) times the column half of a transposed 128 x 128 state tile, [v][k].
 __device__ __forceinline__ void add_rows_times_state(float (&acc)[8][4], uint32_t rows, int first_row, uint32_t state,
                                                      int half, const LaneOffsets& offsets) {
-#pragma unroll
+#pragma unroll 4  // a block of columns of the rows at a time: more in flight would spill
   for (int s = 0; s < 8; ++s) {
     uint32_t a[4];
     tile::load_a<kChunk>(a, rows, offsets, first_row, 2 * s);
@@ -141,7 +141,7 @@ __device__ __forceinline__ float dot_packed(uint32_t x, uint32_t y, float sum) {
 }
 
 // This thread's part of <dS1, S0>: both tiles have one layout, so the sum runs over equal positions.
-__device__ __forceinline__ float state_dot(const ChunkGradSmem& smem, int thread) {
+__device__ __forceinline__ float state_dot(const TokenGradientsSmem& smem, int thread) {
   float sum = 0.f;
 #pragma unroll 4
   for (int i = 0; i < kStateTileBytes / 16 / kThreads; ++i) {
@@ -158,8 +158,8 @@ __device__ __forceinline__ float state_dot(const ChunkGradSmem& smem, int thread
 }
 
 // The sums over tokens and the stores of one value head, by one warp; a lane has tokens 2 lane and 2 lane + 1.
-__device__ __forceinline__ void store_token_gradients(const ChunkGradParams& p, const ChunkGradSmem& smem,
-                                                      const Chunk& chunk, int head, int lane) {
+__device__ __forceinline__ void store_token_gradients(const TokenGradientsParams& p, const TokenGradientsSmem& smem,
+                                                      const ChunkEntry& chunk, int head, int64_t record, int lane) {
   auto pair = [&](const float (&parts)[2][kChunk]) {
     return make_float2(__fadd_rn(parts[0][2 * lane], parts[1][2 * lane]),
                        __fadd_rn(parts[0][2 * lane + 1], parts[1][2 * lane + 1]));
@@ -184,29 +184,91 @@ __device__ __forceinline__ void store_token_gradients(const ChunkGradParams& p, 
       __fadd_rn(__fadd_rn(crossing.x, from_here), __fadd_rn(earlier_tokens, states)),
       __fadd_rn(__fadd_rn(crossing.y, __fadd_rn(entering.y, later_tokens)),
                 __fadd_rn(__fadd_rn(earlier_tokens, leaving.x), states))};
+  const TokenPlace at = place_of(chunk.first_token, p.heads.tokens_per_row);
+  double partial[2] = {0., 0.};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * lane + i;
-    if (row < chunk.tokens) {
-      store_scalar(p.grad_decay, chunk.first_token + row, head, gate[i]);
-      store_scalar(p.grad_beta, chunk.first_token + row, head,
-                   __fadd_rn(__fadd_rn(smem.beta_direct[0][row], smem.beta_direct[1][row]), smem.beta_matrix[row]));
+    if (row >= chunk.tokens) continue;
+    const TokenPlace token = {at.row, at.token + row};
+    float grad_gate = gate[i];
+    if (p.gate.raw.data) {
+      const GateSlopes slopes = gate_slopes(p.gate, token, head);
+      partial[0] += __fmul_rn(grad_gate, slopes.value);
+      grad_gate = __fmul_rn(grad_gate, slopes.of_raw);
+      partial[1] += grad_gate;
+    }
+    store_scalar(p.grad_gate, token, head, grad_gate);
+    float grad_beta = __fadd_rn(__fadd_rn(smem.beta_direct[0][row], smem.beta_direct[1][row]), smem.beta_matrix[row]);
+    if (p.beta_top != 0.f) {
+      const float beta = smem.scalars[kBeta][row];
+      grad_beta = __fmul_rn(grad_beta, __fmul_rn(beta, __fsub_rn(1.f, __fdiv_rn(beta, p.beta_top))));
+    }
+    store_scalar(p.grad_beta, token, head, grad_beta);
+  }
+  if (p.gate_partials) {
+#pragma unroll
+    for (int k = 16; k > 0; k >>= 1) {
+      partial[0] += __shfl_xor_sync(~0u, partial[0], k);
+      partial[1] += __shfl_xor_sync(~0u, partial[1], k);
+    }
+    if (lane < 2) p.gate_partials[2 * record + lane] = lane == 0 ? partial[0] : partial[1];
+  }
+}
+
+// Turns the gradient of y = x r, r = 1 / |x|, into that of x: r (dy - y (y . dy)). Every warp has half of its rows' columns.
+__device__ __forceinline__ void through_normalisation(float (&gradient)[8][4], const char* rows, float (&parts)[2][kChunk],
+                                                      const float* reciprocal, int64_t first, int heads, int tokens, int row,
+                                                      int half, int c) {
+  float dot[2] = {0.f, 0.f};
+  auto word = [&](int j, int i) {
+    return *reinterpret_cast<const uint32_t*>(rows + tile::unit_offset<kChunk>(row, 8 * half + j) + 4 * c + 1024 * i);
+  };
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t y = word(j, i);
+      dot[i] = fmaf(ptx::high_bf16(y), gradient[j][2 * i + 1], fmaf(ptx::low_bf16(y), gradient[j][2 * i], dot[i]));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    dot[i] = quad_sum(dot[i]);
+    if (c == 0) parts[half][row + 8 * i] = dot[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = row + 8 * i;
+    const float all = __fadd_rn(parts[0][at], parts[1][at]);
+    const float r = at < tokens ? reciprocal[first + int64_t{at} * heads] : 0.f;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const uint32_t y = word(j, i);
+      gradient[j][2 * i] = __fmul_rn(r, fmaf(-ptx::low_bf16(y), all, gradient[j][2 * i]));
+      gradient[j][2 * i + 1] = __fmul_rn(r, fmaf(-ptx::high_bf16(y), all, gradient[j][2 * i + 1]));
     }
   }
 }
 
-}  // namespace chunk_grads
+}  // namespace token_gradients
 
-extern "C" __global__ void __launch_bounds__(256, 1) gdn_chunk_grads(const __grid_constant__ ChunkGradParams p) {
-  using namespace chunk_grads;
-  ChunkGradSmem& smem = *reinterpret_cast<ChunkGradSmem*>(smem_bytes);
+}  // namespace cake_gdn_det_train
+
+extern "C" __global__ void __launch_bounds__(cake_gdn_det_train::kTokenGradientsThreads, 1)
+    token_gradients_any(const __grid_constant__ cake_gdn_det_train::TokenGradientsParams p) {
+  using namespace cake_gdn_det_train;
+  using namespace cake_gdn_det_train::token_gradients;
+  TokenGradientsSmem& smem = *reinterpret_cast<TokenGradientsSmem*>(smem_bytes);
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int block = warp & 3, half = warp >> 2, row = 16 * block + g;
   const LaneOffsets offsets(lane);
-  const int64_t chunk_index = blockIdx.x / p.heads.key_heads;
-  const int key_head = blockIdx.x % p.heads.key_heads;
-  const Chunk chunk = p.chunks[chunk_index];
-  if (chunk.tokens == 0) return;
+  const int64_t chunk_index = blockIdx.x / static_cast<uint32_t>(p.heads.key_heads);
+  const int key_head = static_cast<int>(blockIdx.x - chunk_index * p.heads.key_heads);
+  const ChunkEntry chunk = p.tables.chunks[chunk_index];
+  if (chunk.sequence < 0) return;
+  const TokenPlace at = place_of(chunk.first_token, p.heads.tokens_per_row);
 
   const uint32_t k_tile = ptx::shared_address(smem.k), q_tile = ptx::shared_address(smem.q);
   const uint32_t grad_o = ptx::shared_address(smem.grad_o), residual_grad = ptx::shared_address(smem.residual_grad);
@@ -220,20 +282,19 @@ extern "C" __global__ void __launch_bounds__(256, 1) gdn_chunk_grads(const __gri
     const int head = key_head * p.heads.group + member;
     const int64_t record = chunk_index * p.heads.value_heads + head;
     load_linear_async<kThreads, kTokenTileBytes>(writes, p.writes + record * kTokenTileBytes, thread);
-    load_linear_async<kThreads, kTokenTileBytes>(residual_grad, p.residual_grads + record * kTokenTileBytes, thread);
-    load_rows_async<kThreads, 16>(grad_o, p.grad_o, chunk, head, 0, thread);
-    load_linear_async<kThreads, kScalarBytes>(ptx::shared_address(smem.scalars), p.scalars + record * (kScalarRows * kChunk),
-                                              thread);
+    load_linear_async<kThreads, kTokenTileBytes>(residual_grad, p.residual_gradients + record * kTokenTileBytes, thread);
+    load_rows_async<kThreads, 16>(grad_o, p.grad_o, at, chunk.tokens, head, 0, thread);
+    load_linear_async<kThreads, 4 * kScalarFloats>(ptx::shared_address(smem.scalars), p.scalars + record * kScalarFloats, thread);
     ptx::cp_async_commit();
     load_linear_async<kThreads, kStateTileBytes>(entry_state, p.entry_states + record * kStateTileBytes, thread);
     load_linear_async<kThreads, kTokenTileBytes>(ptx::shared_address(smem.residual), p.residuals + record * kTokenTileBytes,
                                                  thread);
     ptx::cp_async_commit();
-    load_linear_async<kThreads, kStateTileBytes>(exit_grad, p.exit_grads + record * kStateTileBytes, thread);
+    load_linear_async<kThreads, kStateTileBytes>(exit_grad, p.exit_gradients + record * kStateTileBytes, thread);
     ptx::cp_async_commit();
   };
-  load_rows_async<kThreads, 16>(k_tile, p.k, chunk, key_head, 0, thread);
-  load_rows_async<kThreads, 16>(q_tile, p.q, chunk, key_head, 0, thread);
+  load_rows_async<kThreads, 16>(k_tile, p.k, at, chunk.tokens, key_head, 0, thread);
+  load_rows_async<kThreads, 16>(q_tile, p.q, at, chunk.tokens, key_head, 0, thread);
   ptx::cp_async_commit();
   load_head(0);
   ptx::cp_async_wait<3>();
@@ -314,10 +375,10 @@ extern "C" __global__ void __launch_bounds__(256, 1) gdn_chunk_grads(const __gri
     float direct0 = 0.f, direct1 = 0.f;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const uint32_t at = tile::unit_offset<kChunk>(row, 8 * half + j) + 4 * c;
-      auto word = [&](const char* tile, uint32_t offset) { return *reinterpret_cast<const uint32_t*>(tile + offset); };
-      direct0 = dot_packed(word(smem.residual_grad, at), word(smem.residual, at), direct0);
-      direct1 = dot_packed(word(smem.residual_grad, at + 1024), word(smem.residual, at + 1024), direct1);
+      const uint32_t offset = tile::unit_offset<kChunk>(row, 8 * half + j) + 4 * c;
+      auto word = [&](const char* rows, int i) { return *reinterpret_cast<const uint32_t*>(rows + offset + 1024 * i); };
+      direct0 = dot_packed(word(smem.residual_grad, 0), word(smem.residual, 0), direct0);
+      direct1 = dot_packed(word(smem.residual_grad, 1), word(smem.residual, 1), direct1);
     }
     direct0 = quad_sum(direct0);
     direct1 = quad_sum(direct1);
@@ -371,7 +432,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) gdn_chunk_grads(const __gri
       smem.crossing_sum[half][row + 8] = crossing1;
     }
     __syncthreads();
-    if (warp == (member & 7)) store_token_gradients(p, smem, chunk, head, lane);
+    if (warp == (member & 7)) {
+      store_token_gradients(p, smem, chunk, head, chunk_index * p.heads.value_heads + head, lane);
+    }
     // The products of the small tiles with K and Q run while the next head's tiles arrive.
     add_lower_times_rows<false>(grad_q, attention_grad, block, k_tile, half, offsets);
     add_lower_times_rows<false>(grad_k, interaction_grad, block, k_tile, half, offsets);
@@ -381,21 +444,25 @@ extern "C" __global__ void __launch_bounds__(256, 1) gdn_chunk_grads(const __gri
     if (member + 1 < p.heads.group) load_head(member + 1);
   }
 
+  const int64_t first_row = int64_t{chunk.first_token} * p.heads.key_heads + key_head;
+  if (p.q_reciprocal) {
+    through_normalisation(grad_q, smem.q, smem.entering, p.q_reciprocal, first_row, p.heads.key_heads, chunk.tokens, row, half, c);
+    through_normalisation(grad_k, smem.k, smem.leaving, p.k_reciprocal, first_row, p.heads.key_heads, chunk.tokens, row, half, c);
+  }
   // The tiles of dO and dR carry dQ and dK out.
-  stage_rows(grad_o + half * kTileBytes, grad_q, 16 * block, offsets);
-  stage_rows(residual_grad + half * kTileBytes, grad_k, 16 * block, offsets);
+  stage_rows(grad_o + half * kSquareTileBytes, grad_q, 16 * block, offsets);
+  stage_rows(residual_grad + half * kSquareTileBytes, grad_k, 16 * block, offsets);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kChunk * 16 / kThreads; ++i) {
-    const int at = thread + i * kThreads, token = at / 16, unit = at % 16;
+    const int token = (thread + i * kThreads) / 16, unit = thread % 16;
     if (token < chunk.tokens) {
       const uint32_t offset = tile::unit_offset<kChunk>(token, unit);
-      *reinterpret_cast<uint4*>(row_pointer(p.grad_q, chunk.first_token + token, key_head) + 16 * unit) =
+      const TokenPlace place = {at.row, at.token + token};
+      *reinterpret_cast<uint4*>(row_pointer(p.grad_q, place, key_head) + 16 * unit) =
           *reinterpret_cast<const uint4*>(smem.grad_o + offset);
-      *reinterpret_cast<uint4*>(row_pointer(p.grad_k, chunk.first_token + token, key_head) + 16 * unit) =
+      *reinterpret_cast<uint4*>(row_pointer(p.grad_k, place, key_head) + 16 * unit) =
           *reinterpret_cast<const uint4*>(smem.residual_grad + offset);
     }
   }
 }
-
-}  // namespace cake::gdn

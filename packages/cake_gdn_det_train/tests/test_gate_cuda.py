@@ -7,6 +7,7 @@ from cake_gdn_det_train import cuda
 from cake_gdn_det_train.tables import plan_tables
 from cake_shared.errors import MalformedPackError
 from cake_shared.testing.gate_cases import GATE_CASES, GateCase, differences, expected
+from cake_shared.testing.poison import poisoned_allocations
 
 pytestmark = pytest.mark.gpu
 
@@ -36,23 +37,11 @@ def _clean_error_word():
     word.tensor.zero_()
 
 
-@pytest.fixture
-def poisoned_allocations(monkeypatch):
-    """Every uninitialised element is -1: as a float a NaN, as an index out of any range."""
-    empty = torch.empty
-
-    def poisoned(*size, **options):
-        made = empty(*size, **options)
-        made.view(torch.int32).fill_(-1)
-        return made
-
-    monkeypatch.setattr(torch, "empty", poisoned)
-
-
 @pytest.mark.parametrize("case", GATE_CASES, ids=lambda case: case.name)
-def test_bits_of_every_array(case, poisoned_allocations):
+def test_bits_of_every_array(case):
     g, cu_seqlens = on_gpu(case)
-    stage = cuda.gate_sums(g, cu_seqlens)
+    with poisoned_allocations():
+        stage = cuda.gate_sums(g, cu_seqlens)
     assert differences(arrays(stage), wanted(case, stage)) == []
     assert torch.equal(g.cpu().nan_to_num(7.0), case.gates().nan_to_num(7.0))
 

@@ -1,7 +1,8 @@
 """Argument errors that name the argument, what it got and what it takes. Each `check_` raises or returns nothing.
 
 Errors are raised before anything runs: `TypeError` for a wrong kind or dtype, `ValueError` for a wrong shape, device
-or value."""
+or value.
+"""
 
 import math
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def check_finite(name: str, x: Any) -> None:
     """Raise unless `x` is a finite real number (`TypeError` for another kind, `ValueError` for inf and NaN)."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name}: got {kind_of(x)}, takes a number")
-    if not math.isfinite(x):
+    if not -math.inf < x < math.inf:
         raise ValueError(f"{name}: got {x}, takes a finite number")
 
 

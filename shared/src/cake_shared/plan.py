@@ -2,7 +2,8 @@
 
 Two kinds of rule live here and must not be mixed. The *cut* of a sequence (chunk, segment, tile height) depends on
 that sequence's length alone: the bits of its results hang on it. The *grouping* of cut pieces into work batches
-follows load and memory, and may change freely, because no result depends on which pieces are worked on together."""
+follows load and memory, and may change freely, because no result depends on which pieces are worked on together.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ class PackTables:
     """Chunk and segment table of a pack, sequence after sequence, as columns of integers.
 
     `sequence_first_chunk` and `sequence_first_segment` have one entry more than there are sequences, so that sequence
-    `s` owns the half-open ranges `[x[s], x[s + 1])`; an empty sequence owns nothing."""
+    `s` owns the half-open ranges `[x[s], x[s + 1])`; an empty sequence owns nothing.
+    """
 
     chunk_sequence: tuple[int, ...]
     chunk_segment: tuple[int, ...]

@@ -1,14 +1,15 @@
 """The backward pass on the CPU, written out; equations in the docstrings, notation of `intra`.
 
 Each group is walked segment by segment from its last one: the states of the segment's chunks are recomputed from its
-entry state, then its waves are walked backward with the gradient of the state as carry."""
+entry state, then its waves are walked backward with the gradient of the state as carry.
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from cake_shared.gdn.forward import k_first, scores
+from cake_shared.gdn.forward import entry_states, k_first, scores
 from cake_shared.gdn.intra import by_key_head, crossing, run_chain, scaled_rows, sum_over_group
 from cake_shared.gdn.options import Inputs, Options
 from cake_shared.gdn.products import add_product, product
@@ -87,7 +88,8 @@ def run_chain_backward(
 
     `dV' = P^T dO + (e K) dS1`, `dR = T^T dV'`, `dS0 = gamma_last dS1 + (gamma Q)^T dO - (beta gamma K)^T dR`, where
     `q` and `pair` (`P`) already carry the scale. `carry` holds the gradients of the states at the wave's end and, on
-    return, at its entry; sequences that end inside the wave find theirs in it."""
+    return, at its entry; sequences that end inside the wave find theirs in it.
+    """
     chunks = data.chunks
     gates = chunks.gates
     counts = data.index.counts
@@ -131,8 +133,9 @@ def _gate_gradient(
     before = crossing(rows, pairs.dtype)
     flat = pairs.flatten(0, 1)
     crossed = product(flat, before.expand_as(flat)).view_as(pairs).add_(entering.unsqueeze(-1)).tril_()
-    dg = crossed.sum(-2)
-    dg.add_((leaving.cumsum(-1).sub_(leaving)).add_(through.unsqueeze(-1)))
+    dg = crossed.sum(-2).add_(through.unsqueeze(-1))
+    # Not an inclusive sum minus the last term: that term may be all there is of it.
+    dg[..., 1:] += leaving[..., :-1].cumsum(-1)
     return dg
 
 
@@ -242,7 +245,7 @@ def backward(
     options: Options,
     d_out: torch.Tensor | None,
     d_final: torch.Tensor | None,
-    entries: torch.Tensor | None,
+    tape: torch.Tensor | None,
     needs: Needs,
     value_shape: tuple[int, int],
     budget: WorkBudget | None = None,
@@ -255,7 +258,7 @@ def backward(
         The call; `inputs.v` may be None where no needed gradient depends on the states.
     d_out, d_final
         Gradients of the output and of the final states, None for zero.
-    entries
+    tape
         Segment-entry states as the forward pass saved them; needed where a sequence has several segments and a gradient
         depends on states.
     needs
@@ -290,6 +293,7 @@ def backward(
         rows.initial_state = torch.zeros(pack.sequences, heads, walk.key_dim, width, dtype=walk.dtype)
         if d_final is not None and 0 in pack.lengths:
             rows.initial_state.copy_(d_final)
+    entries = entry_states(tape, (heads, walk.key_dim, width))
     for group in walk.groups:
         _backward_group(walk, group, inputs, options, d_out, d_final, entries, needs, rows)
 

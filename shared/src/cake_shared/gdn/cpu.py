@@ -20,7 +20,7 @@ def _check_pack(inputs: Inputs) -> None:
 def forward(
     inputs: Inputs, options: Options, output_final_state: bool, save_states: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `o`, final states and segment-entry states; the latter two without rows unless asked for.
+    """Return `o`, final states (no rows unless asked for) and the tape of segment-entry states.
 
     Raises
     ------
@@ -36,14 +36,14 @@ def backward(
     options: Options,
     d_out: torch.Tensor | None,
     d_final: torch.Tensor | None,
-    entries: torch.Tensor | None,
+    tape: torch.Tensor | None,
     needs: Needs,
     value_dim: int,
 ) -> tuple[torch.Tensor | None, ...]:
     """Return the gradients of q, k, v, g, beta, initial_state, A_log and dt_bias, None where not needed."""
     _check_pack(inputs)
     shape = inputs.g.shape[2], value_dim
-    grads = _backward.backward(inputs, options, d_out, d_final, entries, needs, shape)
+    grads = _backward.backward(inputs, options, d_out, d_final, tape, needs, shape)
     return (
         grads.q, grads.k, grads.v, grads.g, grads.beta, grads.initial_state, grads.A_log, grads.dt_bias
     )  # fmt: skip

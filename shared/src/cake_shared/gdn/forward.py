@@ -9,6 +9,17 @@ from cake_shared.gdn.tiles import load_states, new_rows, scatter
 from cake_shared.gdn.walk import Walk, WaveData, load_queries, load_values, load_wave, make_walk
 from cake_shared.plan import Group, WorkBudget, extra_segment_capacity
 
+# Elements at the head of a tape of entry states, never read: no shape of it has a size of 0 or 1, which a compiled
+# graph would take as a special case.
+TAPE_HEAD = 2
+
+
+def entry_states(tape: torch.Tensor | None, state: tuple[int, int, int]) -> torch.Tensor | None:
+    """View a tape as the states `[segments, *state]` that it holds, or None where it holds none."""
+    if tape is None or tape.shape[0] <= TAPE_HEAD:
+        return None
+    return tape[TAPE_HEAD:].view(-1, *state)
+
 
 def k_first(states: torch.Tensor | None, options: Options) -> torch.Tensor | None:
     """View states as `[N, HV, K, V]` whatever the layout of the call."""
@@ -55,8 +66,8 @@ def forward(
     Returns
     -------
     tuple of torch.Tensor
-        `o` like `v`; final states, shaped as the call wants them (no elements unless asked for); entry states
-        `[capacity, HV, K, V]` of every segment after a sequence's first, in pack order (no rows unless asked for).
+        `o` like `v`; final states, shaped as the call wants them (no elements unless asked for); a tape of the entry
+        states of every segment after a sequence's first, in pack order, behind `TAPE_HEAD` elements.
     """
     v = inputs.v
     heads, width = v.shape[2:]
@@ -68,12 +79,13 @@ def forward(
     if output_final_state and 0 in pack.lengths:
         final.zero_() if h0 is None else final.copy_(h0)
     capacity = extra_segment_capacity(pack.batch, pack.tokens) if save_states else 0
-    entries = torch.zeros(capacity, heads, walk.key_dim, width, dtype=walk.dtype)
+    tape = torch.zeros(TAPE_HEAD + capacity * heads * walk.key_dim * width, dtype=walk.dtype)
+    entries = entry_states(tape, (heads, walk.key_dim, width))
     for group in walk.groups:
         _forward_group(walk, group, inputs, options, h0, out, final if output_final_state else None, entries)
     if output_final_state and options.state_v_first:
         final = final.mT.contiguous()
-    return out[: pack.spare_row].view(pack.batch, pack.tokens, heads, width), final, entries
+    return out[: pack.spare_row].view(pack.batch, pack.tokens, heads, width), final, tape
 
 
 def _forward_group(
@@ -84,14 +96,14 @@ def _forward_group(
     h0: torch.Tensor | None,
     out: torch.Tensor,
     final: torch.Tensor | None,
-    entries: torch.Tensor,
+    entries: torch.Tensor | None,
 ) -> None:
     heads = walk.value_range(group)
     mine = slice(heads[0], heads[0] + heads[1])
     sequences = torch.tensor(group.sequences)
     carry = load_states(h0, sequences, heads, walk.state_shape, walk.dtype).flatten(0, 1)
     for rnd in group.rounds:
-        if rnd.segment and entries.shape[0]:
+        if rnd.segment and entries is not None:
             n = len(rnd.tokens)
             slots = torch.tensor([walk.segment_base[s] + rnd.segment - 1 for s in group.sequences[:n]])
             entries[slots, mine] = carry.view(-1, heads[1], *walk.state_shape)[:n, :, : walk.key_dim, : walk.value_dim]

@@ -37,7 +37,8 @@ def unit_lower_inverse(a: torch.Tensor) -> torch.Tensor:
     """Return `(I + strict_lower(a))^-1` of `[n, rows, rows]` by forward substitution.
 
     Substitution stays at rounding level for the tame inverses of identical keys and beta up to 2, where a sum of
-    powers of `a` would pass through huge intermediates."""
+    powers of `a` would pass through huge intermediates.
+    """
     eye = _identity(a.shape[-1], a.dtype)
     return torch.linalg.solve_triangular(a, eye, upper=False, unitriangular=True)
 

@@ -2,7 +2,8 @@
 
 In eager mode the public function goes through `torch.autograd.Function` straight onto the implementation; under
 torch.compile it calls the registered operator, which runs the same implementation: same bits, and neither pays for
-the other."""
+the other.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from cake_shared.errors import UnsupportedArchError
 from cake_shared.gdn import cpu
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.check import check_call, check_state
+from cake_shared.gdn.forward import TAPE_HEAD
 from cake_shared.gdn.options import Inputs, Options
 from cake_shared.plan import SEGMENT_THRESHOLD_TOKENS, SEGMENT_TOKENS
 
@@ -38,15 +40,15 @@ _BWD = (
 class Saved(NamedTuple):
     """What the forward pass hands to the backward one besides its inputs.
 
-    `entry_states` `[capacity, HV, K, V]` holds the state at the entry of each segment after a sequence's first, in pack
-    order; it has no rows while every sequence fits in one segment.
+    `entry_states` is one-dimensional and holds the states at the entry of each segment after a sequence's first, in
+    pack order; it is next to empty while T is at most 8192, because every sequence then is one segment.
     """
 
     entry_states: torch.Tensor
 
 
 class Gradients(NamedTuple):
-    """Gradients, each with its input's shape and dtype, None where there is no such input or it was not asked for."""
+    """Gradients like their inputs, None where there is no such input or it was not asked for."""
 
     q: torch.Tensor | None
     k: torch.Tensor | None
@@ -77,8 +79,8 @@ def _fake_forward(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *
     # Written without a comparison, so that the length does not become a guard of the compiled graph.
     is_long = torch.sym_min(1, tokens // (SEGMENT_THRESHOLD_TOKENS + 1))
     capacity = batch * (tokens // SEGMENT_TOKENS) * is_long if save_states else 0
-    entries = q.new_empty((capacity, heads, key, value), dtype=_state_dtype(q))
-    return torch.empty_like(v, memory_format=torch.contiguous_format), final, entries
+    tape = q.new_empty((TAPE_HEAD + capacity * heads * key * value,), dtype=_state_dtype(q))
+    return torch.empty_like(v, memory_format=torch.contiguous_format), final, tape
 
 
 def _fake_backward(
@@ -118,19 +120,19 @@ class _Rule(torch.autograd.Function):
     def forward(ctx, ops, options, output_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens):
         inputs = _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
         needs = Needs(*ctx.needs_input_grad[3:11])
-        o, final, entries = ops.backend(q.device).forward(inputs, options, output_final_state, needs.states)
+        o, final, tape = ops.backend(q.device).forward(inputs, options, output_final_state, needs.states)
         ctx.set_materialize_grads(False)
         ctx.ops, ctx.options, ctx.needs, ctx.value_dim = ops, options, needs, v.shape[3]
-        ctx.save_for_backward(*_kept(needs, options, inputs), entries if entries.shape[0] else None)
+        ctx.save_for_backward(*_kept(needs, options, inputs), tape if tape.shape[0] > TAPE_HEAD else None)
         return (o, final) if output_final_state else (o, None)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, d_o, d_final_state):
-        *kept, entries = ctx.saved_tensors
+        *kept, tape = ctx.saved_tensors
         inputs = _inputs(*kept)
         backend = ctx.ops.backend(inputs.k.device)
-        grads = backend.backward(inputs, ctx.options, d_o, d_final_state, entries, ctx.needs, ctx.value_dim)
+        grads = backend.backward(inputs, ctx.options, d_o, d_final_state, tape, ctx.needs, ctx.value_dim)
         return None, None, None, *grads, None
 
 
@@ -204,11 +206,13 @@ class RuleOps:
         dtypes = _gradient_dtypes(k, g, beta, A_log, dt_bias)
         return tuple(k.new_empty(0, dtype=d) if x is None else x for x, d in zip(grads, dtypes))
 
-    def _op_gradient(self, ctx, d_o, d_final_state, d_entries):
-        *kept, entries = ctx.saved_tensors
+    def _op_gradient(self, ctx, d_o, d_final_state, d_tape):
+        *kept, tape = ctx.saved_tensors
+        if not ctx.output_final_state:
+            d_final_state = None
         if d_o is None and d_final_state is None:
             return (None,) * 17
-        grads = self.bwd_op(d_o, d_final_state, *kept, entries, *ctx.flags, ctx.value_dim, list(ctx.needs))
+        grads = self.bwd_op(d_o, d_final_state, *kept, tape, *ctx.flags, ctx.value_dim, list(ctx.needs))
         return (*(x if n else None for x, n in zip(grads, ctx.needs)), *(None,) * 9)
 
     def rule(self, inputs: Inputs, options: Options, output_final_state: bool, backend: str | None) -> tuple:
@@ -241,8 +245,8 @@ class RuleOps:
         )  # fmt: skip
         run = self.fwd_op if torch.compiler.is_compiling() else self._op_forward
         with torch.no_grad():
-            o, final, entries = run(*tensors, *_flags(options), *flags)
-        return o, final if output_final_state else None, Saved(entries)
+            o, final, tape = run(*tensors, *_flags(options), *flags)
+        return o, final if output_final_state else None, Saved(tape)
 
     def bwd(
         self,
@@ -295,4 +299,5 @@ def _op_context(ctx, inputs, output) -> None:
     options = Options(*flags)
     ctx.set_materialize_grads(False)
     ctx.needs, ctx.flags, ctx.value_dim = ctx.needs_input_grad[:8], flags, v.shape[3]
+    ctx.output_final_state = inputs[15]
     ctx.save_for_backward(*_kept(needs, options, _inputs(*tensors)), output[2])

@@ -40,6 +40,9 @@ def ref_chunk_gated_delta_rule(
     tuple
         `o` `[B, T, HV, V]` in float64, zero for rows of no sequence, and the final states in float64 or None.
     """
+    given = (q, k, v, g, beta, initial_state, A_log, dt_bias)
+    # Zero, and a dependence on every argument: what does not enter a result gets a zero gradient, not none.
+    anchor = sum(x.flatten()[:0].double().sum() for x in given if x is not None)
     q, k, v, g, beta = (x.double() for x in (q, k, v, g, beta))
     batch, tokens, heads = q.shape[:3]
     value_heads = v.shape[2]
@@ -83,8 +86,8 @@ def ref_chunk_gated_delta_rule(
     final = None
     if output_final_state:
         shape = (0, *v.new_empty(value_heads, q.shape[-1], v.shape[-1]).shape)
-        final = torch.stack(finals) if finals else v.new_zeros(shape)
-    return torch.stack(rows), final
+        final = (torch.stack(finals) if finals else v.new_zeros(shape)) + anchor
+    return torch.stack(rows) + anchor, final
 
 
 ref_gated_delta_rule = ref_chunk_gated_delta_rule

@@ -2,7 +2,8 @@
 
 Products of single precision give every matrix of a batch the same bits whatever its place and the number of its
 neighbours, at any thread count tried (1 to 16). In double precision a batch smaller than the number of threads makes
-the library split a single product over threads, which moves bits; such a batch is therefore filled up."""
+the library split a single product over threads, which moves bits; such a batch is therefore filled up.
+"""
 
 import torch
 

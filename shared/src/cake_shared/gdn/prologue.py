@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from cake_shared.gdn.options import L2NORM_EPS, Inputs, Options
-from cake_shared.gdn.tiles import Pack, WaveIndex, gather
+from cake_shared.gdn.tiles import Pack, WaveIndex, gather_scalars
 
 
 def normalised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,8 +48,8 @@ class Decays:
 def load_decays(inputs: Inputs, options: Options, pack: Pack, index: WaveIndex, heads: tuple[int, int]) -> Decays:
     """Gather and transform the gates and betas of a wave's value heads."""
     f64 = torch.float64
-    g = gather(inputs.g.unsqueeze(-1), pack, index, heads, f64).squeeze(-1)
-    beta = gather(inputs.beta.unsqueeze(-1), pack, index, heads, f64).squeeze(-1)
+    g = gather_scalars(inputs.g, pack, index, heads, f64)
+    beta = gather_scalars(inputs.beta, pack, index, heads, f64)
     out = Decays(g, beta)
     if options.gate:
         mine = slice(heads[0], heads[0] + heads[1])

@@ -2,7 +2,8 @@
 
 A tile holds `rows` tokens of one chunk for one head: `[chunks, heads, rows, width]`, chunks ordered step by step
 along the chain and, within a step, longest sequence first. Widths are rounded up to `LANES` so that every matrix
-starts at the same alignment whatever its place. Padded rows and columns are zero."""
+starts at the same alignment whatever its place. Padded rows and columns are zero.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -113,7 +114,7 @@ def gather(x: torch.Tensor, pack: Pack, index: WaveIndex, heads: tuple[int, int]
     """Return the tiles `[chunks, heads, rows, padded(width)]` of `x` `[batch, tokens, heads, width]` in `dtype`."""
     first, count = heads
     width, rows = x.shape[3], index.rows
-    wide = padded(width) if width > 1 else 1
+    wide = padded(width)
     if index.run is not None:
         row, tokens = index.run
         b, t = divmod(row, pack.tokens)
@@ -140,6 +141,29 @@ def gather(x: torch.Tensor, pack: Pack, index: WaveIndex, heads: tuple[int, int]
         chunk, row = index.pads
         tile[chunk, :, row] = 0
     return tile
+
+
+def gather_scalars(
+    x: torch.Tensor, pack: Pack, index: WaveIndex, heads: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the tiles `[chunks, heads, rows]` of `x` `[batch, tokens, heads]` in `dtype`, zero at padded rows."""
+    first, count = heads
+    if index.run is None:
+        head = _heads(first, count)
+        if pack.batch == 1:
+            tile = x[0][index.read, head].to(dtype)
+        else:
+            tile = x[index.read // pack.tokens, index.read % pack.tokens, head].to(dtype)
+        if index.mask is not None:
+            tile.masked_fill_(~index.mask, 0)
+        return tile
+    row, tokens = index.run
+    b, t = divmod(row, pack.tokens)
+    src = x[b, t : t + tokens, first : first + count].to(dtype)
+    missing = index.chunks * index.rows - tokens
+    if missing:
+        src = torch.nn.functional.pad(src, (0, 0, 0, missing))
+    return src.unflatten(0, (index.chunks, index.rows)).transpose(1, 2).contiguous()
 
 
 def scatter(tile: torch.Tensor, out: torch.Tensor, index: WaveIndex, heads: tuple[int, int]) -> None:

@@ -16,6 +16,7 @@ from cake_shared.jit.compilers import Compiler
 from cake_shared.jit.sources import (
     DEVICE_FLAGS,
     EMULATOR_FLAGS,
+    EMULATOR_LINK_FLAGS,
     LINK_FLAGS,
     OBJECT_FLAGS,
     SourceSet,
@@ -168,6 +169,6 @@ def compile_ptx(sources: SourceSet, target: Target, nvcc: Compiler, directory: P
 def compile_emulator_host(sources: SourceSet, cxx: Compiler, directory: Path) -> float:
     """Compile a package's bind.cu against the emulator to `module.so` in an empty directory; return core-seconds."""
     unit = include_directories(sources.package)[0] / "bind.cu"
-    command = (cxx.path, *EMULATOR_FLAGS, *_include_flags(sources.package), "-shared", "$in", "-x", "none")
+    command = (cxx.path, *EMULATOR_FLAGS, *_include_flags(sources.package), *EMULATOR_LINK_FLAGS, "$in", "-x", "none")
     edges = [Edge((*command, *_link_tvm_ffi(), "-o", "$out"), (unit,), MODULE)]
     return run_ninja(directory, edges, f"{sources.package}: compiling bind.cu for the emulator with {cxx.path}")

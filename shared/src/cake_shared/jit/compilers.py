@@ -101,16 +101,19 @@ def _from_cuda_home(target: Target) -> Compiler:
 
 
 def _from_path(target: Target) -> Compiler:
-    found = shutil.which("nvcc")
-    if found is None:
-        raise _Unusable("no nvcc")
-    return _checked(Path(found), "PATH", target)
+    entries = [Path(entry) / "nvcc" for entry in os.environ.get("PATH", "").split(os.pathsep) if entry]
+    found = [path for path in dict.fromkeys(entries) if path.is_file()]
+    return _first(found, lambda path: _checked(path, "PATH", target), "no nvcc")
+
+
+def _pypi_roots() -> list[str]:
+    """Where the running environment keeps the packages of the `nvidia` namespace."""
+    spec = importlib.util.find_spec("nvidia")
+    return sorted(spec.submodule_search_locations or ()) if spec is not None else []
 
 
 def _from_pypi(target: Target) -> Compiler:
-    spec = importlib.util.find_spec("nvidia")
-    roots = sorted(str(place) for place in (spec.submodule_search_locations or ())) if spec is not None else []
-    found = [path for root in roots for path in sorted(Path(root).glob("cu*/bin/nvcc"), reverse=True)]
+    found = [path for root in _pypi_roots() for path in sorted(Path(root).glob("cu*/bin/nvcc"), reverse=True)]
     return _first(found, lambda path: _checked(path, "PyPI's nvidia-cuda-nvcc", target), "not installed")
 
 

@@ -18,8 +18,9 @@ from cake_shared.target import Target
 # Sums are contracted nowhere unless a kernel says so: bits belong to a version, not to a compiler's choice of fma.
 DEVICE_FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-lineinfo")
 OBJECT_FLAGS = ("-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall")
-LINK_FLAGS = ("-shared", "-cudart", "static")
+LINK_FLAGS = ("-shared", "-cudart", "static", "-Xlinker", "--no-undefined")
 EMULATOR_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-DCAKE_EMULATOR")
+EMULATOR_LINK_FLAGS = ("-shared", "-Wl,--no-undefined")
 
 # Raised when the layout of cache entries or the way of building changes.
 FORMAT = 1
@@ -155,4 +156,4 @@ def ptx_sources(package: str, target: Target) -> SourceSet:
 
 def emulator_sources(package: str) -> SourceSet:
     """Return what the package's host module for the emulator is made of: bind.cu alone."""
-    return source_set(package, "emulator", ("bind.cu",), EMULATOR_FLAGS)
+    return source_set(package, "emulator", ("bind.cu",), EMULATOR_FLAGS + EMULATOR_LINK_FLAGS)

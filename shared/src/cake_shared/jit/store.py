@@ -9,6 +9,7 @@ twice, harmlessly.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -150,8 +151,8 @@ class Shelf:
             try:
                 os.rename(filled, entry)
                 return entry
-            except OSError:
-                if not entry.exists():
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             if damage_of(entry) is None:
                 return entry

@@ -49,8 +49,8 @@ def gates(regime, shape, seed=0):
     """Log decays `<= 0` of a regime, FP32, of shape `[..., T, HV]`.
 
     G0 all zero; G0.5 like Gmild with a seeded half exactly zero; Gmild `logsigmoid(normal) / 16`; Gqwen
-    `-A softplus(x + 1)`, x normal, A spread evenly over (0, 16] along the heads; Gtiny -26 everywhere; Gspike0, Gspike31,
-    Gspike63 zero except -100 at that position of every chunk of 64 tokens.
+    `-A softplus(x + 1)`, x normal, A spread evenly over (0, 16] along the heads; Gtiny -26 everywhere; Gspike0,
+    Gspike31, Gspike63 zero except -100 at that position of every chunk of 64 tokens.
     """
     rng = generator(seed)
     tokens, heads = shape[-2:]
@@ -90,7 +90,7 @@ def unit(x):
     return x / x.norm(dim=-1, keepdim=True)
 
 
-def base(T, H, HV, *, K=128, V=128, B=1, gate="Gmild", beta="brand", seed=0, dtype=torch.bfloat16):  # noqa: N803
+def base(T, H, HV, *, K=128, V=128, B=1, gate="Gmild", beta="brand", seed=0, dtype=torch.bfloat16):
     """The input that the cases share: unit-norm q and k, normal v and do, g and beta of a regime in FP32.
 
     Parameters
@@ -117,7 +117,7 @@ def base(T, H, HV, *, K=128, V=128, B=1, gate="Gmild", beta="brand", seed=0, dty
 
 
 def states(case, sequences, seed=7):
-    """Normal FP32 tensors for `initial_state` and `d_state` of a case with that many sequences: `[N, HV, K, V]` each."""
+    """Normal FP32 `initial_state` and `d_state` for a case of that many sequences: `[N, HV, K, V]` each."""
     rng = generator(seed)
     shape = (sequences, case.v.shape[2], case.q.shape[3], case.v.shape[3])
     return torch.randn(shape, generator=rng), torch.randn(shape, generator=rng)

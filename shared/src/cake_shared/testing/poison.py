@@ -63,9 +63,9 @@ def poisoned_allocations():
 
     Covered are `torch.empty`, `empty_like`, `empty_strided`, `empty_permuted`, `Tensor.new_empty`, `new_empty_strided`
     and what `Tensor.resize_` adds, on every device and also while torch.compile traces. It replaces the Python
-    functions, so that it changes nothing about which algorithms torch chooses (a deterministic switch would, and could hide
-    a race); allocations inside torch's own operators and names bound before (`from torch import empty`) are left to
-    `deterministic_fill`. Inside itself it does nothing more.
+    functions, so that it changes nothing about which algorithms torch chooses (a deterministic switch would, and could
+    hide a race); allocations inside torch's own operators and names bound before (`from torch import empty`) are left
+    to `deterministic_fill`. Inside itself it does nothing more.
     """
     if torch.empty is _POISONED[torch, "empty"]:
         yield

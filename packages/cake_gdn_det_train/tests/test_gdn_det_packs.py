@@ -1,0 +1,1 @@
+from cake_shared.testing.gdn_suite.packs import *  # noqa: F403

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "any/state_io.cuh"
+#include "smem_sizes.h"
 
 namespace cake_gdn_det_train {
 
@@ -59,7 +60,9 @@ __device__ __forceinline__ bool runs_pair_column(const SegmentPlace& segment, bo
 
 template <Chain kUse, int kWarps>
 __device__ __forceinline__ void run_chain(const ChainParams& p) {
-  auto& smem = *reinterpret_cast<ChainSmem<kUse, kWarps>*>(smem_bytes);
+  using Smem = ChainSmem<kUse, kWarps>;
+  static_assert(sizeof(Smem) == chain_smem_bytes(kWarps, Smem::kOutput, kUse == Chain::kStates));
+  auto& smem = *reinterpret_cast<Smem*>(smem_bytes);
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, c = lane & 3;
   const LaneOffsets offsets(lane);
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "any/tile_copy.cuh"
+#include "smem_sizes.h"
 
 // gate_parameters_any: the gradients of A_log and dt_bias, one CTA a value head.
 // reads   the partial sums of every chunk, FP64
@@ -11,6 +12,7 @@ namespace cake_gdn_det_train {
 struct GateParametersSmem {
   double sums[2][kGateParametersThreads];
 };
+static_assert(sizeof(GateParametersSmem) == kGateParametersSmemBytes);
 
 }  // namespace cake_gdn_det_train
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "any/state_io.cuh"
+#include "smem_sizes.h"
 
 namespace cake_gdn_det_train {
 
@@ -46,7 +47,9 @@ __device__ __forceinline__ void load_reverse_stage(typename ReverseSmem<kUse, kW
 
 template <Reverse kUse, int kWarps>
 __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
-  auto& smem = *reinterpret_cast<ReverseSmem<kUse, kWarps>*>(smem_bytes);
+  using Smem = ReverseSmem<kUse, kWarps>;
+  static_assert(sizeof(Smem) == chain_smem_bytes(kWarps, true, kUse == Reverse::kGradients));
+  auto& smem = *reinterpret_cast<Smem*>(smem_bytes);
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, c = lane & 3;
   const LaneOffsets offsets(lane);
   constexpr int kSlices = kHeadDim / (16 * kWarps);

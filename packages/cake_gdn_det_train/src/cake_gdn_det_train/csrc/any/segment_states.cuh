@@ -10,6 +10,7 @@
 #pragma once
 
 #include "any/tile_copy.cuh"
+#include "smem_sizes.h"
 
 namespace cake_gdn_det_train {
 
@@ -23,6 +24,7 @@ struct SegmentStatesSmem {
   alignas(16) float state[2][kHeadDim][SegmentStatesConfig::kColumns];  // [key][value column]
   float strip[kHeadDim][SegmentStatesConfig::kStrip + 1];
 };
+static_assert(sizeof(SegmentStatesSmem) == kSegmentStatesSmemBytes);
 
 __device__ __forceinline__ void add_scaled(float (&sum)[4], float m, const float4& s) {
   sum[0] = fmaf(m, s.x, sum[0]);

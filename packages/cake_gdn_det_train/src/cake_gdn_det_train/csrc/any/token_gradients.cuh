@@ -13,6 +13,7 @@
 
 #include "any/chain_products.cuh"
 #include "any/gate_option.cuh"
+#include "smem_sizes.h"
 
 namespace cake_gdn_det_train {
 
@@ -36,6 +37,7 @@ struct TokenGradientsSmem {
   float beta_matrix[kChunk];
   float state_dot[8];
 };
+static_assert(sizeof(TokenGradientsSmem) == kTokenGradientsSmemBytes);
 
 namespace token_gradients {
 

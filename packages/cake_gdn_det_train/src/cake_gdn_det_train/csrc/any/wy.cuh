@@ -9,6 +9,7 @@
 
 #include "any/tile_copy.cuh"
 #include "any/unit_lower_inverse.cuh"
+#include "smem_sizes.h"
 
 namespace cake_gdn_det_train {
 
@@ -26,6 +27,7 @@ struct WySmem {
   };
   alignas(16) float scalars[kScalarRows][kChunk];
 };
+static_assert(sizeof(WySmem) == kWySmemBytes);
 
 __device__ __forceinline__ void wy_scalars(const WyParams& p, TokenPlace at, int tokens, int64_t record, int head, WySmem& smem,
                                            int thread) {

@@ -168,15 +168,15 @@ def test_write_atomically_leaves_nothing_behind_when_it_fails(tmp_path, monkeypa
     ("variables", "expected"),
     [
         ({"CAKE_CACHE_DIR": "/a/b"}, "/a/b"),
-        ({"CAKE_CACHE_DIR": "~/x"}, "/home/me/x"),
+        ({"CAKE_CACHE_DIR": "~/x"}, "/them/x"),
         ({"CAKE_CACHE_DIR": "", "XDG_CACHE_HOME": "/xdg"}, "/xdg/cake"),
-        ({"XDG_CACHE_HOME": "relative"}, "/home/me/.cache/cake"),
-        ({}, "/home/me/.cache/cake"),
+        ({"XDG_CACHE_HOME": "relative"}, "/them/.cache/cake"),
+        ({}, "/them/.cache/cake"),
     ],
 )
 def test_where_the_cache_is(monkeypatch, variables, expected):
     monkeypatch.setattr(settings.sys, "platform", "linux")
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/them")
     for name in ("CAKE_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

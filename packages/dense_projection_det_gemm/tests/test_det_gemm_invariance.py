@@ -151,11 +151,11 @@ def test_u27_functions_copy_what_breaks_the_rule(disturb):
 def test_u27_the_strict_functions_name_alignment_and_stride():
     """U27: the plain GEMM and `prepare_*` refuse instead of copying."""
     a, b, out = normal(33, 48), normal(48, 24, seed=1), torch.empty(33, 24, dtype=BF16)
-    with pytest.raises(ValueError, match="a: .*aligned to 16 bytes"):
+    with pytest.raises(ValueError, match=r"a: .*aligned to 16 bytes"):
         det.dense_projection_det_gemm(misaligned(a), b, out)
     with pytest.raises(ValueError, match=r"b: .*multiples of 8 elements"):
         det.dense_projection_det_gemm(a, odd_pitch(b), out)
-    with pytest.raises(ValueError, match="out: .*aligned to 16 bytes"):
+    with pytest.raises(ValueError, match=r"out: .*aligned to 16 bytes"):
         det.dense_projection_det_gemm(a, b, misaligned(out))
     with pytest.raises(ValueError, match=r"x: .*multiples of 8 elements"):
         det.prepare_forward(odd_pitch(a), b.t().contiguous())

@@ -185,9 +185,8 @@ def parse_programs(package: str, text: str) -> Programs:
         raise ValueError(f"{where}: {error}") from error
     _keys(content, where, {"stages", "records"})
     stages = content["stages"]
-    _require(
-        isinstance(stages, dict) and all(isinstance(v, str) for v in stages.values()), where, "stages: expected an object of names and texts"
-    )
+    texts = isinstance(stages, dict) and all(isinstance(text, str) for text in stages.values())
+    _require(texts, where, "stages: expected an object of names and texts")
     _require(isinstance(content["records"], list), where, "records: expected a list")
     records = tuple(_parse_record(item, f"{where} record {i}", stages) for i, item in enumerate(content["records"]))
     seen = set()

@@ -20,8 +20,8 @@ class DenseProjection(DenseProjectionBase):
       gradient (`allocate_main_grad()` does it by hand, and must have been called under torch.compile);
     - it always adds: over micro-batches, several uses of the layer in one forward, several backwards of one graph.
       `zero_main_grad()` starts over. Recomputation under activation checkpointing adds nothing by itself;
-    - it is no part of the state dict and does not follow `.to(device)`. As with `.grad`, copies of the module start
-      without one; the bias has an ordinary `.grad`.
+    - it is no part of the state dict, does not follow `.to(device)`, and `copy.deepcopy` leaves it behind; the bias has
+      an ordinary `.grad`.
 
     Parameters
     ----------

@@ -165,5 +165,5 @@ def _operand_buffers(name, side, count, step, terms, depth_is_major):
     parts += [Buffer(f"{side}_{n}", "float32", (count,)) for n in ("up", "up_again")]
     parts += [Buffer(f"{side}_down", "float64", (count,)), Buffer(f"{side}_special", "bool", (count,))]
     parts += [Buffer(f"{side}_{n}", "int32", (step,)) for n in ("largest", "smallest", "found")]
-    parts += [Buffer(f"{side}_{n}", "int64", (step,)) for n in ("exponent", "spread")]
+    parts += [Buffer(f"{side}_{n}", "int64", (step,)) for n in ("exponent", "spread", "bound")]
     return [*parts, Buffer(f"{side}_binade", "float64", (step,)), Buffer(f"{side}_flag", "bool", (step,))]

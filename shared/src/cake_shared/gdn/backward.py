@@ -330,7 +330,8 @@ def _entry_states(
     return load_states(source, torch.tensor(slots), walk.value_range(group), walk.state_shape, walk.dtype).flatten(0, 1)
 
 
-def _load_d_out(walk: Walk, group: Group, data: WaveData, d_out: torch.Tensor | None) -> torch.Tensor:
+def load_d_out(walk: Walk, group: Group, data: WaveData, d_out: torch.Tensor | None) -> torch.Tensor:
+    """Gather a wave's tiles of the gradient of the outputs, `[chunks * value heads, rows, padded width]`."""
     if d_out is None:
         count, heads, rows, _ = data.chunks.shape
         return torch.zeros(count * heads, rows, walk.state_shape[1], dtype=walk.dtype)
@@ -366,7 +367,7 @@ def _backward_group(
         while stashes:
             stash = stashes.pop()
             index = stash.data.index
-            do = _load_d_out(walk, group, stash.data, d_out)
+            do = load_d_out(walk, group, stash.data, d_out)
             q = q_scale = qk = None
             if inputs.q is not None:
                 q, q_scale = load_queries(walk, group, index, inputs, options)

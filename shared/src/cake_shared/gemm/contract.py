@@ -129,6 +129,11 @@ def check_main_grad(main_grad, w):
     check.check_tensor("main_grad", main_grad, _FP32)
     check.check_shape("main_grad", main_grad, w.shape, "the shape of w")
     check.check_same_device(w=w, main_grad=main_grad)
+    if main_grad.numel() and major_axis(main_grad, "n", "k") is None:
+        raise ValueError(
+            f"main_grad: got strides {list(main_grad.stride())} for shape {list(main_grad.shape)}, takes unit stride "
+            "on one axis and a multiple of 8 elements on the other"
+        )
     if main_grad.requires_grad:
         raise ValueError("main_grad: got a tensor that requires grad, takes one that does not")
 

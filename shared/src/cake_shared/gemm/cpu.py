@@ -12,26 +12,12 @@ from cake_shared.gemm.precision import ieee_products
 from cake_shared.gemm.problem import round_up
 
 
-def carve(plan, workspace):
-    """The plan's named buffers as views of one flat uint8 workspace."""
-    buffers, start = {}, 0
-    for spec in plan.buffers:
-        stop = start + spec.size_bytes
-        dtype = getattr(torch, spec.dtype)
-        count = 1
-        for extent in spec.shape:
-            count *= extent
-        buffers[spec.name] = workspace[start:stop].view(dtype)[:count].view(spec.shape)
-        start = stop
-    return buffers
-
-
 def allocate(plan):
-    """A workspace for `carve`, uninitialised."""
-    return torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cpu")
+    """The plan's named buffers, uninitialised."""
+    return {b.name: torch.empty(b.shape, dtype=getattr(torch, b.dtype), device="cpu") for b in plan.buffers}
 
 
-def run_gemm(plan, a, b, out, workspace):
+def run_gemm(plan, a, b, out, buffers):
     """Compute `out (+)= a @ b` as the plan says; allocates no tensor storage.
 
     Parameters
@@ -40,8 +26,8 @@ def run_gemm(plan, a, b, out, workspace):
         A package's `GemmPlan`.
     a, b, out : torch.Tensor
         `[L, M, K]`, `[L, K, N]` BF16 and `[L, M, N]` BF16 or FP32, any strides that `GemmProblem` names.
-    workspace : torch.Tensor
-        Flat uint8 of at least `plan.workspace_bytes`; what it holds does not matter.
+    buffers : dict of str to torch.Tensor
+        From `allocate(plan)`; what they hold does not matter.
     """
     problem = plan.problem
     if out.numel() == 0:
@@ -50,15 +36,16 @@ def run_gemm(plan, a, b, out, workspace):
         if not problem.accumulate:
             out.zero_()
         return
-    buffers = carve(plan, workspace)
     with ieee_products():
         for index in range(problem.batch):
+            a_one, b_one, out_one = a[index], b[index], out[index]
             for row in range(0, problem.m, plan.block_rows):
                 rows = min(plan.block_rows, problem.m - row)
+                a_rows, out_rows = part(a_one, 0, row, rows), part(out_one, 0, row, rows)
                 for col in range(0, problem.n, plan.col_tile):
                     cols = min(plan.col_tile, problem.n - col)
-                    total = _block(plan, a[index, row : row + rows], b[index, :, col : col + cols], rows, cols, buffers)
-                    target = out[index, row : row + rows, col : col + cols]
+                    total = _block(plan, a_rows, part(b_one, 1, col, cols), rows, cols, buffers)
+                    target = part(out_rows, 1, col, cols)
                     if problem.accumulate:
                         target.add_(total)
                     else:
@@ -67,35 +54,51 @@ def run_gemm(plan, a, b, out, workspace):
 
 def _block(plan, a, b, rows, cols, buffers):
     """FP32 `[rows, cols]` of one block of row tiles: the slabs of the contraction in ascending order."""
+    problem = plan.problem
     padded_rows, padded_cols = round_up(rows, plan.row_tile), round_up(cols, plan.col_multiple)
-    total = buffers["total"][:padded_rows, :padded_cols]
+    total = part(part(buffers["total"], 0, 0, padded_rows), 1, 0, padded_cols)
     tiles = range(0, padded_rows, plan.row_tile)
-    totals = [total[r : r + plan.row_tile] for r in tiles]
-    for start in range(0, plan.problem.k, plan.slab):
-        depth = min(plan.slab, plan.problem.k - start)
-        left = widen_rows(buffers["a"], a[:, start : start + depth], padded_rows, plan.problem.a_major == "k")
-        right = widen_cols(buffers["b"], b[start : start + depth], padded_cols, plan.problem.b_major == "n")
-        for r, part in zip(tiles, totals):
+    totals = [part(total, 0, r, plan.row_tile) for r in tiles]
+    for start in range(0, problem.k, plan.slab):
+        depth = min(plan.slab, problem.k - start)
+        left = widen_rows(buffers["a"], part(a, 1, start, depth), padded_rows, problem.a_major == "k")
+        right = widen_cols(buffers["b"], part(b, 0, start, depth), padded_cols, problem.b_major == "n")
+        for r, tile_total in zip(tiles, totals):
             if start == 0:
-                torch.mm(left[r : r + plan.row_tile], right, out=part)
+                torch.mm(part(left, 0, r, plan.row_tile), right, out=tile_total)
             else:
-                part.addmm_(left[r : r + plan.row_tile], right)
-    return total[:rows, :cols]
+                tile_total.addmm_(part(left, 0, r, plan.row_tile), right)
+    return part(part(total, 0, 0, rows), 1, 0, cols)
+
+
+def part(tensor, axis, start, count):
+    """`count` entries of an axis from `start`; the tensor itself where that is all of it, as a view costs time."""
+    return tensor if count == tensor.shape[axis] else tensor.narrow(axis, start, count)
 
 
 def widen_rows(buffer, source, padded_rows, depth_is_major):
     """`source` `[rows, depth]` in the buffer's dtype, zero rows below it, in the source's own major order."""
     rows, depth = source.shape
-    tile = buffer[:padded_rows, :depth] if depth_is_major else buffer[:depth, :padded_rows].t()
-    tile[:rows].copy_(source)
-    tile[rows:].zero_()
-    return tile
+    if depth_is_major:
+        tile = part(part(buffer, 0, 0, padded_rows), 1, 0, depth)
+    else:
+        tile = part(part(buffer, 0, 0, depth), 1, 0, padded_rows).t()
+    return _fill(tile, 0, source, rows, padded_rows)
 
 
 def widen_cols(buffer, source, padded_cols, cols_are_major):
     """`source` `[depth, cols]` in the buffer's dtype, zero columns beside it, in the source's own major order."""
     depth, cols = source.shape
-    tile = buffer[:depth, :padded_cols] if cols_are_major else buffer[:padded_cols, :depth].t()
-    tile[:, :cols].copy_(source)
-    tile[:, cols:].zero_()
+    if cols_are_major:
+        tile = part(part(buffer, 0, 0, depth), 1, 0, padded_cols)
+    else:
+        tile = part(part(buffer, 0, 0, padded_cols), 1, 0, depth).t()
+    return _fill(tile, 1, source, cols, padded_cols)
+
+
+def _fill(tile, axis, source, count, padded):
+    if count == padded:
+        return tile.copy_(source)
+    tile.narrow(axis, 0, count).copy_(source)
+    tile.narrow(axis, count, padded - count).zero_()
     return tile

@@ -34,8 +34,6 @@ class GemmFamily:
 
     def _prepare_gemm(self, a, b, out, transposed_out, accumulate):
         view = contract.check_gemm(a, b, out, transposed_out, accumulate)
-        if a.dim() == 2:
-            a, b, view = a[None], b[None], view[None]
         prepared = self.launcher.gemm(("a", "b", "out"), a, b, view, accumulate)
         prepared.out = out
         return prepared

@@ -59,20 +59,25 @@ class Launcher:
         self._cuda = cuda
 
     def gemm(self, names, a, b, out, accumulate=False):
-        """Prepare `out (+)= a @ b` on `[L, M, K]`, `[L, K, N]`, `[L, M, N]` views that keep the layout rule.
+        """Prepare `out (+)= a @ b` on `[L, M, K]`, `[L, K, N]`, `[L, M, N]` views (or without L) that keep the rule.
 
         `names` are the three arguments' names for messages.
         """
         a, b, target = a.detach(), b.detach(), out.detach()
+        a_major = layout.require_major(names[0], a, "m", "k")
+        b_major = layout.require_major(names[1], b, "k", "n")
+        out_major = layout.require_major(names[2], target, "m", "n")
+        if a.dim() == 2:
+            a, b, target = a[None], b[None], target[None]
         problem = GemmProblem(
             batch=target.shape[0],
             m=target.shape[1],
             n=target.shape[2],
             k=a.shape[2],
-            a_major=layout.require_major(names[0], a, "m", "k"),
-            b_major=layout.require_major(names[1], b, "k", "n"),
+            a_major=a_major,
+            b_major=b_major,
             out_dtype=dtype_name(target.dtype),
-            out_major=layout.require_major(names[2], target, "m", "n"),
+            out_major=out_major,
             accumulate=accumulate,
             target=target.device.type,
         )
@@ -80,8 +85,8 @@ class Launcher:
         plan = self._plan_gemm(problem)
         if problem.target == "cuda":
             return Prepared(plan, out, self._cuda.prepare("gemm_out", plan, a, b, target))
-        workspace = cpu.allocate(plan)
-        return Prepared(plan, out, lambda: cpu.run_gemm(plan, a, b, target, workspace))
+        buffers = cpu.allocate(plan)
+        return Prepared(plan, out, lambda: cpu.run_gemm(plan, a, b, target, buffers))
 
     def router(self, names, a, b, out):
         """Prepare `out = a @ b` on `[M, K]`, `[K, N]` FP32 or BF16, `[M, N]` FP32, views that keep the layout rule."""
@@ -101,26 +106,26 @@ class Launcher:
         plan = self._plan_router(problem)
         if problem.target == "cuda":
             return Prepared(plan, out, self._cuda.prepare("router_out", plan, a, b, target))
-        workspace = cpu.allocate(plan)
-        return Prepared(plan, out, lambda: router_cpu.run_router(plan, a, b, target, workspace))
+        buffers = cpu.allocate(plan)
+        return Prepared(plan, out, lambda: router_cpu.run_router(plan, a, b, target, buffers))
 
     def forward(self, x, w, out=None, repair=True):
         """Prepare `x @ w.T`, x `[..., K]`, w `[N, K]`; `out` BF16 unless given."""
         x2, w2 = _operand("x", x, repair), _operand("w", w, repair)
         out, target = _output(out, (*x.shape[:-1], w.shape[0]), torch.bfloat16, x.device)
-        return _returning(out, self.gemm(("x", "w", "out"), x2[None], w2.t()[None], target[None]))
+        return _returning(out, self.gemm(("x", "w", "out"), x2, w2.t(), target))
 
     def dgrad(self, g, w, out=None, repair=True):
         """Prepare `g @ w`, g `[..., N]`, w `[N, K]`; `out` BF16 unless given."""
         g2, w2 = _operand("g", g, repair), _operand("w", w, repair)
         out, target = _output(out, (*g.shape[:-1], w.shape[1]), torch.bfloat16, g.device)
-        return _returning(out, self.gemm(("g", "w", "out"), g2[None], w2[None], target[None]))
+        return _returning(out, self.gemm(("g", "w", "out"), g2, w2, target))
 
     def wgrad(self, g, x, out=None, dtype=torch.bfloat16, accumulate=False, repair=True):
         """Prepare `g.T @ x` summed over the leading axes, g `[..., N]`, x `[..., K]`."""
         g2, x2 = _operand("g", g, repair), _operand("x", x, repair)
         out, target = _output(out, (g.shape[-1], x.shape[-1]), dtype, g.device)
-        return _returning(out, self.gemm(("g", "x", "out"), g2.t()[None], x2[None], target[None], accumulate))
+        return _returning(out, self.gemm(("g", "x", "out"), g2.t(), x2, target, accumulate))
 
     def router_forward(self, x, w, out=None, repair=True):
         """Prepare `x @ w.T` to FP32 accuracy; x `[..., K]` FP32 or BF16, w `[N, K]` FP32."""
@@ -149,7 +154,9 @@ def _operand(name, tensor, repair):
     tensor = tensor.detach()
     if repair:
         return layout.readable(layout.as_matrix(tensor))
-    return layout.view_matrix(name, tensor)
+    matrix = layout.view_matrix(name, tensor)
+    layout.require_major(name, matrix, "its rows", "its columns")
+    return matrix
 
 
 def _output(out, shape, dtype, device):

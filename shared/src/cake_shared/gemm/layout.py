@@ -41,7 +41,7 @@ def require_major(name, tensor, row_axis, col_axis):
         raise ValueError(
             f"{name}: got strides {list(tensor.stride())} for shape {list(tensor.shape)}, takes unit stride on "
             f"{row_axis} or {col_axis} and other strides that are multiples of {WIDTH_MULTIPLE} elements "
-            "(.contiguous() makes such a copy where the last extent is one)"
+            "(.contiguous() makes such a copy where the last extent is a multiple of 8)"
         )
     if not is_aligned(tensor):
         raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from cake_shared.gemm import contract
 from cake_shared.gemm.autograd import no_second_derivative
 
-_SCHEMAS = {
+SCHEMAS = {
     "gemm": "(Tensor a, Tensor b, Tensor(a!) out, bool transposed_out, bool accumulate) -> ()",
     "projection_forward": "(Tensor x, Tensor w) -> Tensor",
     "projection_forward_main_grad": "(Tensor x, Tensor w, Tensor main_grad) -> Tensor",
@@ -40,7 +40,7 @@ def register_ops(package, launcher, run_gemm):
         "router_dgrad": _checked(contract.check_dgrad, launcher.router_dgrad, contract.ROUTER_DGRAD),
         "router_wgrad": _checked(contract.check_wgrad, launcher.router_wgrad, contract.ROUTER_WGRAD),
     }
-    for name, schema in _SCHEMAS.items():
+    for name, schema in SCHEMAS.items():
         library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, implementations[name], "CompositeExplicitAutograd")
         torch.library.register_fake(f"{package}::{name}", _FAKES[name], lib=library)

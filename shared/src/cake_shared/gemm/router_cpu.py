@@ -9,15 +9,25 @@ contraction are summed in FP32 and added in float64; the scale is undone there, 
 
 import torch
 
-from cake_shared.gemm.cpu import carve, widen_cols, widen_rows
+from cake_shared.gemm.cpu import widen_cols, widen_rows
 from cake_shared.gemm.precision import ieee_products
 from cake_shared.gemm.problem import round_up
 
-_MAGNITUDE = 0x7FFFFFFF
-_INFINITY = 0x7F800000
+_LARGEST_INT = 0x7FFFFFFF
 
 
-def run_router(plan, a, b, out, workspace):
+def _constants(dtype, *values):
+    return torch.tensor(values, dtype=dtype, device="cpu").unbind()
+
+
+# Tensors, because torch allocates one at every use of a Python number in an integer operation.
+_ONE, _MAGNITUDE, _INFINITY, _FP32_FRACTION_BITS, _FP32_BIAS = _constants(
+    torch.int32, 1, _LARGEST_INT, 0x7F800000, 23, 127
+)
+_HALVE, _FP64_FRACTION_BITS, _FP64_BIAS = _constants(torch.int64, 1, 52, 1023)
+
+
+def run_router(plan, a, b, out, buffers):
     """Compute `out = a @ b` as the plan says; allocates no tensor storage.
 
     Parameters
@@ -26,8 +36,8 @@ def run_router(plan, a, b, out, workspace):
         A package's `RouterPlan`.
     a, b, out : torch.Tensor
         `[M, K]`, `[K, N]` FP32 or BF16 and `[M, N]` FP32.
-    workspace : torch.Tensor
-        Flat uint8 of at least `plan.workspace_bytes`; what it holds does not matter.
+    buffers : dict of str to torch.Tensor
+        From `cake_shared.gemm.cpu.allocate(plan)`; what they hold does not matter.
     """
     problem = plan.problem
     if out.numel() == 0:
@@ -35,7 +45,6 @@ def run_router(plan, a, b, out, workspace):
     if problem.k == 0:
         out.zero_()
         return
-    buffers = carve(plan, workspace)
     with ieee_products():
         _measure(plan, a, buffers, "row", problem.a_major == "k")
         _measure(plan, b.t(), buffers, "col", problem.b_major == "k")
@@ -57,43 +66,46 @@ def _measure(plan, operand, buffers, side, depth_is_major):
         count = part.shape[0]
         largest, smallest, found = (buffers[f"{side}_{what}"][:count] for what in ("largest", "smallest", "found"))
         largest.zero_()
-        smallest.fill_(_MAGNITUDE)
+        smallest.fill_(_LARGEST_INT)
         for k in range(0, plan.problem.k, plan.slab):
             tile = widen_rows(raw, part[:, k : k + plan.slab], count, depth_is_major)
             # As integers, magnitudes sort like the numbers, with inf and NaN on top.
             bits = tile.view(torch.int32).bitwise_and_(_MAGNITUDE)
             torch.maximum(largest, torch.amax(bits, 1, out=found), out=largest)
             # Zero wraps to the largest integer and so never is the smallest magnitude.
-            bits.sub_(1).bitwise_and_(_MAGNITUDE)
+            bits.sub_(_ONE).bitwise_and_(_MAGNITUDE)
             torch.minimum(smallest, torch.amin(bits, 1, out=found), out=smallest)
-        _decide(plan, largest, smallest.add_(1), {n: buffers[f"{side}_{n}"] for n in _PER_ROW}, start)
+        _decide(plan, largest, smallest.add_(_ONE), {n: buffers[f"{side}_{n}"] for n in _PER_ROW}, start)
 
 
-_PER_ROW = ("up", "up_again", "down", "special", "binade", "exponent", "spread", "flag")
+_PER_ROW = ("up", "up_again", "down", "special", "binade", "exponent", "spread", "bound", "flag")
 
 
 def _decide(plan, largest, smallest, per_row, start):
     count = largest.shape[0]
     up, up_again, down, special = (per_row[n][start : start + count] for n in ("up", "up_again", "down", "special"))
-    binade, exponent, spread, flag = (per_row[n][:count] for n in ("binade", "exponent", "spread", "flag"))
+    scratch = ("binade", "exponent", "spread", "bound", "flag")
+    binade, exponent, spread, bound, flag = (per_row[n][:count] for n in scratch)
     for magnitudes, target in ((smallest, spread), (largest, exponent)):
         # In float64 FP32's subnormals are normal, so the exponent field is the binade; zero ends up at -149.
         binade.copy_(magnitudes.view(torch.float32))
-        target.copy_(binade.view(torch.int64)).bitwise_right_shift_(52).sub_(1023).clamp_(-149, 127)
+        target.copy_(binade.view(torch.int64)).bitwise_right_shift_(_FP64_FRACTION_BITS).sub_(_FP64_BIAS).clamp_(
+            -149, 127
+        )
     torch.sub(exponent, spread, out=spread)
-    torch.gt(spread, plan.exponent_range, out=special)
+    torch.gt(spread, bound.fill_(plan.exponent_range), out=special)
     torch.ge(largest, _INFINITY, out=flag)
     special.logical_or_(flag)
-    shift = exponent.neg_().add_(plan.scale_exponent)
-    half = spread.copy_(shift).bitwise_right_shift_(1)
+    shift = bound.fill_(plan.scale_exponent).sub_(exponent)
+    half = spread.copy_(shift).bitwise_right_shift_(_HALVE)
     _power_of_two(up, half)
     _power_of_two(up_again, half.neg_().add_(shift))
-    down.view(torch.int64).copy_(shift.neg_().add_(1023)).bitwise_left_shift_(52)
+    down.view(torch.int64).copy_(shift.neg_().add_(_FP64_BIAS)).bitwise_left_shift_(_FP64_FRACTION_BITS)
 
 
 def _power_of_two(target, exponents):
     """`target` FP32 = 2 ** exponents, for exponents in the normal range."""
-    target.view(torch.int32).copy_(exponents).add_(127).bitwise_left_shift_(23)
+    target.view(torch.int32).copy_(exponents).add_(_FP32_BIAS).bitwise_left_shift_(_FP32_FRACTION_BITS)
 
 
 def _block(plan, a, b, rows, cols, buffers):

@@ -49,9 +49,8 @@ def _facts(sources: SourceSet, compiler: Compiler, core_seconds: float) -> dict:
 
 def _fill_module(sources: SourceSet, target: Target, nvcc: Compiler, scratch: Path, entry: Path) -> dict:
     core_seconds = builder.compile_module(sources, target, nvcc, scratch)
-    for name in (builder.MODULE, builder.LOG):
-        shutil.move(scratch / name, entry / name)
-    reports = parse_report((entry / builder.LOG).read_text())
+    shutil.move(scratch / builder.MODULE, entry / builder.MODULE)
+    reports = parse_report((scratch / builder.LOG).read_text())
     kernels = {name: report.as_dict() for name, report in sorted(reports.items())}
     return {**_facts(sources, nvcc, core_seconds), "kernels": kernels}
 

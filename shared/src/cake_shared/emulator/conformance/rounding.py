@@ -47,7 +47,10 @@ def round_to(high: np.ndarray, low: np.ndarray | float, fmt: Format, mode: str) 
     low = np.broadcast_to(np.asarray(low, np.float64), high.shape)
     finite = np.isfinite(high)
     value = np.where(finite, high, 0.0)
-    _, exponent = np.frexp(value)
+    mantissa, exponent = np.frexp(value)
+    # Just inside of a power of two the spacing is that of the binade below.
+    inside = (np.abs(mantissa) == 0.5) & (np.sign(low) * np.sign(value) < 0)
+    exponent = exponent - inside
     step_exponent = np.maximum(exponent - fmt.precision, fmt.min_exponent - fmt.precision + 1)
     scaled = np.ldexp(value, -step_exponent)
     # |low| is below one unit in the last place of `high`, so its sign alone decides next to an integer or a tie.

@@ -136,11 +136,68 @@ def check_bad(function, arguments, kind, name, got):
         assert_bitwise_equal(x, before[n], n)
 
 
+def passes(gdn):
+    """The rule and its two passes as functions of the same keywords."""
+    module = gdn.module
+    saved = module.chunk_gated_delta_rule_fwd(**good())[2]
+    d_o = base(T, H, HV, K=K, V=V).do
+
+    def backward(**arguments):
+        return module.chunk_gated_delta_rule_bwd(arguments.pop("d_o", d_o), None, saved, **arguments)
+
+    return {"rule": gdn.rule, "fwd": module.chunk_gated_delta_rule_fwd, "bwd": backward}
+
+
+@pytest.mark.parametrize("function", ["rule", "fwd", "bwd"])
 @pytest.mark.parametrize("row", BAD)
-def test_bad_argument(gdn, row):
-    """One row of the table of bad arguments."""
+def test_bad_argument(gdn, row, function):
+    """One row of the table of bad arguments, for each public function."""
     changes, kind, name, got = BAD[row]
-    check_bad(gdn.rule, good(**changes), kind, name, got)
+    check_bad(passes(gdn)[function], good(**changes), kind, name, got)
+
+
+BAD_GRADIENTS = {
+    "d_o is a number": ({"d_o": 1.0}, TypeError, "d_o", "float"),
+    "d_o of another shape": ({"d_o": zeros(1, T, HV, K, dtype=torch.bfloat16)}, ValueError, "d_o", r"\[1, 70, 4, 16\]"),
+    "d_o of another dtype": ({"d_o": zeros(1, T, HV, V)}, TypeError, "d_o", "float32"),
+    "d_o on another device": (
+        {"d_o": zeros(1, T, HV, V, dtype=torch.bfloat16, device="meta")},
+        ValueError,
+        "d_o",
+        "meta",
+    ),
+    "d_final_state of another shape": (
+        {"d_final_state": zeros(2, HV, K, V)},
+        ValueError,
+        "d_final_state",
+        r"\[2, 4, 16, 24\]",
+    ),
+    "d_final_state in BF16": (
+        {"d_final_state": zeros(1, HV, K, V, dtype=torch.bfloat16)},
+        TypeError,
+        "d_final_state",
+        "bfloat16",
+    ),
+    "saved is a tensor": ({"saved": zeros(3)}, TypeError, "saved", "Tensor"),
+    "needs a state that is not there": (
+        {"needs": (True,) * 8},
+        (TypeError, ValueError),
+        "needs",
+        "initial_state|tuple",
+    ),
+}
+
+
+@pytest.mark.parametrize("row", BAD_GRADIENTS)
+def test_bad_argument_of_the_backward_pass(gdn, row):
+    """One row of the table of what only the backward pass takes."""
+    changes, kind, name, got = BAD_GRADIENTS[row]
+    module = gdn.module
+    if "needs" in changes:
+        changes = {"needs": module.Needs(*changes["needs"])}
+    saved = module.chunk_gated_delta_rule_fwd(**good())[2]
+    arguments = {"d_o": base(T, H, HV, K=K, V=V).do, "d_final_state": None, "saved": saved, **good(), **changes}
+    check_bad(module.chunk_gated_delta_rule_bwd, arguments, kind, name, got)
 
 
 @pytest.mark.parametrize("row", BAD_BATCH)

@@ -1,4 +1,4 @@
-// Divergence, loops, switches, calls, recursion and thread-local arrays.
+// Divergence, loops, switches, calls and thread-local arrays.
 #include "common.cuh"
 
 // Steps of the Collatz sequence, with a break and a continue that lanes take at different times.
@@ -78,13 +78,16 @@ __device__ __noinline__ uint32_t many(uint32_t a, uint64_t b, uint8_t c, float d
   return a + static_cast<uint32_t>(b >> 7) + c * 3u + static_cast<uint32_t>(d) + static_cast<uint32_t>(e);
 }
 
-__device__ __noinline__ uint32_t gcd(uint32_t a, uint32_t b) { return b == 0 ? a : gcd(b, a % b); }
-
-__device__ __noinline__ uint32_t ackermann(uint32_t m, uint32_t n) {
-  if (m == 0) return n + 1;
-  if (n == 0) return ackermann(m - 1, 1);
-  return ackermann(m - 1, ackermann(m, n - 1));
+__device__ __noinline__ uint32_t gcd(uint32_t a, uint32_t b) {
+  while (b != 0) {
+    uint32_t t = a % b;
+    a = b;
+    b = t;
+  }
+  return a;
 }
+
+__device__ __noinline__ uint32_t outer(uint32_t v) { return gcd(v & 0xff, v >> 8 & 0xff) * 2 + gcd(v >> 16 & 0xff, 30); }
 
 extern "C" __global__ void calls(const uint32_t* in, uint32_t* out, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -94,7 +97,7 @@ extern "C" __global__ void calls(const uint32_t* in, uint32_t* out, int n) {
   for (uint32_t k = 0; k < (v & 7); k++) p = twist(p, k);
   uint32_t r = p.low * 31 + p.high + static_cast<uint32_t>(p.weight * 16);
   if (v & 8) r += many(v, 0x123456789abcull * v, v & 0xff, (v & 0xffff) * 0.25f, static_cast<int16_t>(v));
-  r += gcd(v & 0xfff, (v >> 12) & 0xfff) + ackermann(v & 1, v & 3);
+  r += gcd(v & 0xfff, (v >> 12) & 0xfff) + outer(v);
   out[i] = r;
 }
 

@@ -157,7 +157,7 @@ def _fp8_bits(value: Array, fmt: rd.Format) -> Array:
     mantissa_bits = fmt.precision - 1
     magnitude = np.abs(np.where(np.isnan(rounded), 0.0, rounded))
     _, exponent = np.frexp(magnitude)
-    exponent = np.maximum(exponent - 1, fmt.min_exponent)
+    exponent = np.where(magnitude == 0, fmt.min_exponent, np.maximum(exponent - 1, fmt.min_exponent))
     units = np.ldexp(magnitude, mantissa_bits - exponent).astype(np.int64)
     code = units + ((exponent - fmt.min_exponent) << mantissa_bits)
     sign = np.where(np.signbit(value), 0x80, 0)

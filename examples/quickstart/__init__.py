@@ -1,0 +1,1 @@
+"""Trains a small byte-level Gated DeltaNet on real text, then proves that its bits repeat; see `--help`."""

@@ -1,0 +1,138 @@
+"""The public function on a group of one rank, in this process: arguments, equality with the single-rank function."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import cake_gdn_train
+from cake_gdn_train_kcp import chunk_gated_delta_rule, plan_shards
+from cake_shared.testing import assert_bitwise_equal, deterministic_fill
+from cake_shared.testing.gdn_inputs import base, packed, states
+from cake_shared.testing.gdn_run import run
+from cake_shared.testing.gdn_suite.arguments import BAD, HV, K, T, V, check_bad, good, offsets, zeros
+
+
+@pytest.fixture(scope="module")
+def world():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def case_with_states():
+    case = packed(base(140, 2, 4, K=32, V=48), (60, 0, 80))
+    h0, ds = states(case, 3)
+    return case.with_(initial_state=h0, d_state=ds)
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=("group=None", "a group of one"))
+def test_one_rank_is_the_single_rank_function(world, grouped):
+    case = case_with_states()
+    keywords = {"group": world} if grouped else {}
+    results, expected = run(chunk_gated_delta_rule, case, **keywords), run(cake_gdn_train.chunk_gated_delta_rule, case)
+    for name, value in expected.items():
+        assert_bitwise_equal(results[name], value, name)
+
+
+def test_a_batch_without_group(world):
+    case = base(70, 2, 4, K=32, V=48, B=3)
+    results, expected = run(chunk_gated_delta_rule, case), run(cake_gdn_train.chunk_gated_delta_rule, case)
+    for name, value in expected.items():
+        assert_bitwise_equal(results[name], value, name)
+
+
+def test_offsets_may_be_left_out_when_shards_are_given(world):
+    case = case_with_states()
+    shards = plan_shards(case.cu_seqlens, 1)
+    results = run(chunk_gated_delta_rule, case.with_(cu_seqlens=None), group=world, shards=shards)
+    expected = run(chunk_gated_delta_rule, case, group=world, shards=list(shards))
+    for name, value in expected.items():
+        assert_bitwise_equal(results[name], value, name)
+
+
+def test_deterministic_algorithms_are_accepted(world):
+    case = case_with_states()
+    expected = run(chunk_gated_delta_rule, case, group=world)
+    with deterministic_fill():
+        results = run(chunk_gated_delta_rule, case, group=world)
+    for name, value in expected.items():
+        assert_bitwise_equal(results[name], value, name)
+
+
+def test_a_compiled_model_breaks_its_graph_here_and_has_the_same_results(world):
+    case = case_with_states()
+
+    def model(q, *rest, **keywords):
+        o, state = chunk_gated_delta_rule(q * 1.0, *rest, group=world, **keywords)
+        return o * 1.0, state
+
+    torch._dynamo.reset()
+    results, expected = run(torch.compile(model, backend="aot_eager"), case), run(model, case)
+    for name, value in expected.items():
+        assert_bitwise_equal(results[name], value, name)
+    torch._dynamo.reset()
+    with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)):
+        run(torch.compile(model, backend="aot_eager", fullgraph=True), case)
+
+
+def test_second_derivatives_raise(world):
+    case = case_with_states()
+    q = case.q.float().requires_grad_()
+    o, _ = chunk_gated_delta_rule(
+        q, case.k.float(), case.v.float(), case.g, case.beta, cu_seqlens=case.cu_seqlens, group=world
+    )
+    (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        dq.sum().backward()
+
+
+# What is about offsets means the whole pack here: rows of their own below.
+SHARED = {name: row for name, row in BAD.items() if "offsets" not in name and "by sequence" not in name}
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=("group=None", "a group of one"))
+@pytest.mark.parametrize("row", SHARED)
+def test_bad_argument_of_the_rule(world, row, grouped):
+    changes, kind, name, got = BAD[row]
+    where = {"group": world, "cu_seqlens": offsets(0, T)} if grouped else {}
+    check_bad(chunk_gated_delta_rule, good(**where, **changes), kind, name, got)
+
+
+ONE = plan_shards([0, T], 1)
+TWO = plan_shards([0, T], 2)
+BAD_PLACES = {
+    "group is a string": ({"group": "world"}, TypeError, "group", "str"),
+    "group is a number": ({"group": 4}, TypeError, "group", "int"),
+    "shards without group": ({"group": None, "shards": ONE}, ValueError, "shards", "tuple without group"),
+    "shards are numbers": ({"shards": (1,)}, TypeError, "shards", "tuple"),
+    "shards are one shard": ({"shards": ONE[0]}, TypeError, "shards", "Shard"),
+    "shards of another size": ({"shards": TWO}, ValueError, "shards", r"\[0, 1\]"),
+    "shards of another pack": ({"shards": plan_shards([0, 30, 60], 1)}, ValueError, "shards", "60 tokens"),
+    "no offsets": ({"cu_seqlens": None}, ValueError, "cu_seqlens", "None"),
+    "offsets are a list": ({"cu_seqlens": [0, T]}, TypeError, "cu_seqlens", "list"),
+    "offsets are floats": ({"cu_seqlens": offsets(0, T, dtype=torch.float32)}, TypeError, "cu_seqlens", "float32"),
+    "offsets in two dims": ({"cu_seqlens": offsets(0, T)[None]}, ValueError, "cu_seqlens", r"\[1, 2\]"),
+    "offsets decrease": ({"cu_seqlens": offsets(0, 40, 30, T)}, ValueError, "cu_seqlens", "30"),
+    "offsets not from zero": ({"cu_seqlens": offsets(2, T)}, ValueError, "cu_seqlens", "2"),
+    "offsets elsewhere": ({"cu_seqlens": offsets(0, T).to("meta")}, ValueError, "cu_seqlens", "meta"),
+    "too few tokens": ({"cu_seqlens": offsets(0, T + 1)}, ValueError, "q", "70"),
+    "states of the whole pack": (
+        {"cu_seqlens": offsets(0, 30, T), "initial_state": zeros(3, HV, K, V)},
+        ValueError,
+        "initial_state",
+        "3",
+    ),
+    "another backend": ({"backend": "cuda"}, ValueError, "backend", "cuda"),
+}
+
+
+@pytest.mark.parametrize("row", BAD_PLACES)
+def test_bad_argument_of_the_sharding(world, row):
+    changes, kind, name, got = BAD_PLACES[row]
+    check_bad(chunk_gated_delta_rule, good(**{"group": world, "cu_seqlens": offsets(0, T), **changes}), kind, name, got)
+
+
+def test_a_batch_with_a_group(world):
+    batch = {name: torch.cat([x, x]) for name, x in good().items()}
+    where = {"group": world, "cu_seqlens": offsets(0, T)}
+    check_bad(chunk_gated_delta_rule, {**batch, **where}, ValueError, "cu_seqlens", "2")

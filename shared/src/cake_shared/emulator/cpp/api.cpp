@@ -1,0 +1,197 @@
+#include "api.h"
+
+#include <chrono>
+#include <cstdlib>
+
+#include "json.h"
+#include "module.h"
+#include "scheduler.h"
+
+using namespace cake::emu;
+
+namespace {
+
+char* copy_out(const std::string& s) {
+  char* out = static_cast<char*>(std::malloc(s.size() + 1));
+  std::memcpy(out, s.c_str(), s.size() + 1);
+  return out;
+}
+
+std::string parse_error_json(const ParseError& e) {
+  Json j;
+  j.begin('{').key("detector").value(e.kind).key("text").value(e.text).key("line").value(e.line).end('}');
+  return j.text();
+}
+
+std::string located_json(const Located& f, const ModuleAst& ast) {
+  Json j;
+  j.begin('{').key("detector").value(f.detector).key("text").value(f.text).key("line").value(f.line);
+  if (f.loc.line) {
+    auto file = ast.files.find(f.loc.file);
+    j.key("source").value((file == ast.files.end() ? "?" : file->second) + ":" + std::to_string(f.loc.line));
+  }
+  j.key("cta").value(f.cta).key("warp").value(f.warp).key("lane").value(f.lane).key("cta_id").begin('[');
+  for (u32 v : f.cta_id) j.value(v);
+  j.end(']').end('}');
+  return j.text();
+}
+
+std::string describe(const Module& m) {
+  Json j;
+  j.begin('{').key("version").value(m.ast().version).key("target").value(m.ast().target).key("kernels").begin('[');
+  for (const auto& [name, p] : m.programs()) {
+    j.begin('{').key("name").value(name).key("param_bytes").value(p->param_bytes);
+    j.key("shared_bytes").value(p->shared_end - kSharedBase).key("max_threads").value(p->max_threads);
+    j.key("register_bytes").value(p->register_bytes).key("instructions").value(u64(p->code.size()));
+    j.key("communicates").value(p->communicates);
+    j.key("required_threads").begin('[');
+    for (u32 v : p->required_threads) j.value(v);
+    j.end(']').key("cluster").begin('[');
+    for (u32 v : p->cluster) j.value(v);
+    j.end(']').key("params").begin('[');
+    for (const auto& q : p->params) {
+      j.begin('{').key("name").value(q.name).key("type").value(q.type).key("offset").value(q.offset);
+      j.key("bytes").value(q.bytes).key("align").value(q.align).end('}');
+    }
+    j.end(']').end('}');
+  }
+  j.end(']').key("variables").begin('[');
+  for (const auto& v : m.ast().variables) {
+    if (v.space == Space::Shared) continue;
+    j.begin('{').key("name").value(v.name).key("bytes").value(v.bytes).key("address").value(m.variable_address(v)).end('}');
+  }
+  j.end(']').end('}');
+  return j.text();
+}
+
+std::string report(const Program& p, const Stats& s, double seconds) {
+  std::map<std::string, u64> by_opcode;
+  std::map<u32, u64> by_line;
+  u64 total = 0;
+  for (size_t k = 0; k < p.code.size(); ++k) {
+    const u64 n = s.executed[k];
+    if (!n || p.code[k].kind == Kind::Label) continue;
+    total += n;
+    by_opcode[p.opcodes[p.code[k].opcode]] += n;
+    by_line[p.code[k].line] += n;
+  }
+  Json j;
+  j.begin('{').key("instructions").value(total).key("thread_instructions").value(s.thread_instructions);
+  j.key("by_opcode").begin('{');
+  for (const auto& [name, n] : by_opcode) j.key(name).value(n);
+  j.end('}').key("by_line").begin('{');
+  for (const auto& [line, n] : by_line) j.key(std::to_string(line)).value(n);
+  j.end('}').key("bytes").begin('{');
+  const char* spaces[] = {"generic", "global", "shared", "cluster", "local", "param", "const"};
+  for (int k = 0; k < 7; ++k) {
+    j.key(std::string(spaces[k]) + "_read").value(s.bytes[k][0]).key(std::string(spaces[k]) + "_write").value(s.bytes[k][1]);
+  }
+  j.end('}').key("shared_accesses").value(s.shared_accesses).key("shared_wavefronts").value(s.shared_wavefronts);
+  j.key("mma_flops").value(s.mma_flops).key("async_copies").value(s.async_copies);
+  j.key("microseconds").value(u64(seconds * 1e6)).key("printed").value(s.printed).end('}');
+  return j.text();
+}
+
+void check_limits(const Program& p, const CakeEmuLaunch& l) {
+  const Limits limits;
+  u64 threads = 1, ctas = 1;
+  for (int k = 0; k < 3; ++k) {
+    if (l.grid[k] == 0 || l.block[k] == 0 || l.cluster[k] == 0) fault("LaunchError", "a dimension of the launch is zero");
+    if (l.grid[k] % l.cluster[k]) fault("LaunchError", "the grid is no multiple of the cluster");
+    if (k > 0 && l.grid[k] > 65535) fault("LaunchError", "grid dimension " + std::to_string(l.grid[k]) + " exceeds 65535");
+    threads *= l.block[k];
+    ctas *= l.cluster[k];
+    if (p.required_threads[0] && p.required_threads[k] != l.block[k]) fault("LaunchError", "the kernel requires another block shape");
+    if (p.cluster[0] && p.cluster[k] != l.cluster[k]) fault("LaunchError", "the kernel requires another cluster shape");
+  }
+  const u32 most = p.max_threads ? std::min(p.max_threads, limits.threads) : limits.threads;
+  if (threads > most) fault("LaunchError", std::to_string(threads) + " threads in a CTA, at most " + std::to_string(most));
+  if (ctas > limits.cluster_ctas) fault("LaunchError", std::to_string(ctas) + " CTAs in a cluster, at most " + std::to_string(limits.cluster_ctas));
+  const u64 shared = static_cast<u64>(p.shared_end - kSharedBase) + l.dynamic_shared;
+  if (shared > limits.shared_bytes) fault("LaunchError", std::to_string(shared) + " bytes of shared memory, at most " + std::to_string(limits.shared_bytes));
+  if (p.max_registers && p.max_registers * threads > limits.registers) {
+    fault("LaunchError", std::to_string(p.max_registers) + " registers for each of " + std::to_string(threads) + " threads exceed the SM's 65536");
+  }
+  if (l.param_bytes != p.param_bytes) {
+    fault("LaunchError", std::to_string(l.param_bytes) + " bytes of parameters, the kernel takes " + std::to_string(p.param_bytes));
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void* cake_emu_module(const char* text, const char* target, char** json) {
+  try {
+    auto* m = new Module(text, target);
+    *json = copy_out(describe(*m));
+    return m;
+  } catch (const ParseError& e) {
+    *json = copy_out(parse_error_json(e));
+    return nullptr;
+  }
+}
+
+void cake_emu_module_free(void* module) { delete static_cast<Module*>(module); }
+
+int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, char** json) {
+  const Module& m = *static_cast<const Module*>(module);
+  auto it = m.programs().find(kernel);
+  Stats stats;
+  u8* params = nullptr;
+  int status = 0;
+  try {
+    if (it == m.programs().end()) fault("LaunchError", std::string("no kernel ") + kernel);
+    const Program& p = *it->second;
+    check_limits(p, *l);
+    Launch launch;
+    launch.program = &p;
+    launch.target = m.target();
+    for (int k = 0; k < 3; ++k) {
+      launch.grid[k] = l->grid[k];
+      launch.block[k] = l->block[k];
+      launch.cluster[k] = l->cluster[k];
+    }
+    launch.dynamic_shared = l->dynamic_shared;
+    launch.params.assign(l->params, l->params + l->param_bytes);
+    const size_t room = (l->param_bytes + 127) / 128 * 128 + 128;
+    params = static_cast<u8*>(std::aligned_alloc(128, room));
+    std::memset(params, 0, room);
+    std::memcpy(params, l->params, l->param_bytes);
+    launch.param_data = params;
+    m.add_variables(launch.registry);
+    const u64 at = reinterpret_cast<u64>(params);
+    launch.registry.add({at, at + l->param_bytes, true, nullptr, "the kernel's parameters"});
+    for (u64 k = 0; k < l->allocation_count; ++k) {
+      const CakeEmuAllocation& a = l->allocations[k];
+      launch.registry.add({a.begin, a.begin + a.bytes, (a.flags & 1) != 0, l->detect == 2 ? a.written : nullptr, a.name});
+    }
+    launch.registry.finish();
+    launch.order = static_cast<Order>(l->order);
+    launch.detect = static_cast<Detect>(l->detect);
+    launch.seed = l->seed;
+    launch.max_instructions = l->max_instructions;
+    launch.profile = l->profile;
+    launch.trace_cta = l->trace_cta;
+    launch.trace_warp = l->trace_warp;
+    launch.stop_line = l->stop_line;
+    const auto start = std::chrono::steady_clock::now();
+    run_gangs(launch, static_cast<int>(l->threads), stats);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    *json = copy_out(report(p, stats, seconds));
+  } catch (const Located& f) {
+    *json = copy_out(located_json(f, m.ast()));
+    status = 1;
+  } catch (const Fault& f) {
+    Located where;
+    where.detector = f.detector;
+    where.text = f.text;
+    *json = copy_out(located_json(where, m.ast()));
+    status = 1;
+  }
+  std::free(params);
+  return status;
+}
+
+void cake_emu_free(char* json) { std::free(json); }
+}

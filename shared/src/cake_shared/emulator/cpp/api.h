@@ -1,0 +1,35 @@
+// The C interface that Python loads.
+#pragma once
+#include <cstdint>
+
+#define CAKE_EMU_API __attribute__((visibility("default")))
+
+extern "C" {
+
+struct CakeEmuAllocation {
+  uint64_t begin, bytes;
+  uint8_t* written;  // one byte a byte, or null
+  uint32_t flags;    // 1: const
+  const char* name;
+};
+
+struct CakeEmuLaunch {
+  uint32_t grid[3], block[3], cluster[3];
+  uint32_t dynamic_shared;
+  const uint8_t* params;
+  uint64_t param_bytes;
+  const CakeEmuAllocation* allocations;
+  uint64_t allocation_count;
+  uint32_t order, detect, threads, profile;
+  uint64_t seed, max_instructions;
+  int64_t trace_cta;
+  int32_t trace_warp;
+  uint32_t stop_line;
+};
+
+// Every function that can fail returns JSON through `json`, to be freed with cake_emu_free.
+CAKE_EMU_API void* cake_emu_module(const char* text, const char* target, char** json);
+CAKE_EMU_API void cake_emu_module_free(void* module);
+CAKE_EMU_API int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* launch, char** json);
+CAKE_EMU_API void cake_emu_free(char* json);
+}

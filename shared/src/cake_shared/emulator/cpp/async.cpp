@@ -1,0 +1,76 @@
+#include "async.h"
+
+#include <algorithm>
+
+#include "machine.h"
+
+namespace cake::emu {
+
+AsyncHandle AsyncQueue::issue(Gang& gang, std::function<void()> run, u64 stream) {
+  auto op = std::make_shared<AsyncOp>();
+  op->run = std::move(run);
+  op->stream = stream;
+  if (gang.launch->order == Order::Eager) {
+    op->done = true;
+    op->run();
+    op->run = nullptr;
+    ++gang.progress;
+  } else {
+    pending_.push_back(op);
+  }
+  return op;
+}
+
+void AsyncQueue::perform(Gang& gang, size_t index) {
+  AsyncHandle op = pending_[index];
+  pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(index));
+  op->done = true;
+  auto run = std::move(op->run);
+  op->run = nullptr;
+  run();
+  ++gang.progress;
+}
+
+void AsyncQueue::complete(Gang& gang, const AsyncHandle& op) {
+  while (!op->done) {
+    for (size_t k = 0; k < pending_.size(); ++k) {
+      if (pending_[k] == op || (op->stream && pending_[k]->stream == op->stream)) {
+        perform(gang, k);
+        break;
+      }
+    }
+  }
+}
+
+bool AsyncQueue::complete_some(Gang& gang) {
+  if (pending_.empty()) return false;
+  size_t k = pending_.size() - 1;  // lazy: the newest first, which is as far from program order as it gets
+  if (gang.launch->order == Order::Random) k = gang.random() % pending_.size();
+  // Nothing overtakes its own stream.
+  const u64 stream = pending_[k]->stream;
+  if (stream) {
+    for (size_t j = 0; j < k; ++j) {
+      if (pending_[j]->stream == stream) {
+        k = j;
+        break;
+      }
+    }
+  }
+  perform(gang, k);
+  return true;
+}
+
+void AsyncQueue::maybe_complete(Gang& gang) {
+  if (gang.launch->order == Order::Random && !pending_.empty() && (gang.random() & 3) == 0) complete_some(gang);
+}
+
+void GroupList::wait(Gang& gang, AsyncQueue& queue, size_t leave) {
+  while (committed.size() > leave) {
+    for (auto& op : committed.front()) queue.complete(gang, op);
+    committed.pop_front();
+  }
+}
+
+bool GroupList::idle() const { return open.empty() && committed.empty(); }
+
+}  // namespace cake::emu

@@ -1,0 +1,40 @@
+// A loaded module: parsed text, the memory of its variables, decoded kernels.
+#pragma once
+#include <map>
+#include <memory>
+
+#include "decode.h"
+#include "machine.h"
+
+namespace cake::emu {
+
+struct Limits {
+  u32 shared_bytes = 232448;  // of one CTA, static and dynamic, without the system's KiB
+  u32 threads = 1024;
+  u32 cluster_ctas = 16;
+  u32 registers = 65536;
+};
+
+class Module {
+ public:
+  Module(const std::string& text, const std::string& target);
+  const std::map<std::string, std::unique_ptr<Program>>& programs() const { return programs_; }
+  const ModuleAst& ast() const { return ast_; }
+  const std::string& target() const { return target_; }
+  // Variables of the module as allocations of a launch.
+  void add_variables(Registry& registry) const;
+  u64 variable_address(const Variable& v) const;
+
+ private:
+  void place_variables();
+  void check_target() const;
+
+  ModuleAst ast_;
+  std::string target_;
+  SymbolTable symbols_;
+  std::unordered_map<std::string, const FunctionAst*> functions_;
+  std::vector<std::vector<u8>> storage_;
+  std::map<std::string, std::unique_ptr<Program>> programs_;
+};
+
+}  // namespace cake::emu

@@ -1,0 +1,326 @@
+"""Modules, launches and streams: what a user of the emulator calls."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import weakref
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cake_shared.emulator import native
+from cake_shared.emulator.errors import LaunchError, from_native
+from cake_shared.emulator.params import Marked, Param, Region, pack, region_of, span_of
+from cake_shared.emulator.report import Report, report_of
+
+_ORDERS = {"eager": 0, "lazy": 1, "random": 2}
+_DETECT = {"none": 0, "cheap": 1, "all": 2}
+_DEFAULT_MAX_INSTRUCTIONS = 200_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a launch is emulated.
+
+    Attributes
+    ----------
+    order
+        When asynchronous operations complete: `"eager"` at issue, `"lazy"` when something waits for them, `"random"`
+        drawn from the seed, which then also draws the order of warps.
+    seed
+        Of every random choice.
+    detect
+        `"all"`, `"cheap"` (bounds, alignment, const inputs, synchronisation) or `"none"` (as cheap).
+    threads
+        Threads that run independent CTAs; results do not depend on it.
+    max_instructions
+        Warp instructions of a CTA or cluster without a store or a signal before `Hang` is raised.
+    profile
+        Count bank conflicts.
+    trace
+        None, or (linear CTA index, warp index): print every instruction of that warp to stderr.
+    stop_line
+        Raise `Stop` when a PTX line is reached.
+    """
+
+    order: str = "eager"
+    seed: int = 0
+    detect: str = "all"
+    threads: int = 1
+    max_instructions: int | None = None
+    profile: bool = False
+    trace: tuple[int, int] | None = None
+    stop_line: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist."""
+        if self.order not in _ORDERS:
+            raise ValueError(f"order takes one of {', '.join(_ORDERS)}, got {self.order!r}")
+        if self.detect not in _DETECT:
+            raise ValueError(f"detect takes one of {', '.join(_DETECT)}, got {self.detect!r}")
+        if self.threads < 1:
+            raise ValueError(f"threads takes a positive number, got {self.threads}")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel of a module: its parameters and what it asks for."""
+
+    name: str
+    params: tuple[Param, ...]
+    param_bytes: int
+    shared_bytes: int
+    max_threads: int
+    cluster: tuple[int, int, int]
+    register_bytes: int = field(repr=False, default=0)
+    instructions: int = field(repr=False, default=0)
+    communicates: bool = field(repr=False, default=False)
+
+
+def _triple(value: int | tuple, name: str) -> tuple[int, int, int]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    if not 1 <= len(values) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 0 for v in values):
+        raise ValueError(f"{name} takes one to three sizes, got {value!r}")
+    return tuple(int(v) for v in values) + (1,) * (3 - len(values))
+
+
+class Module:
+    """PTX text, parsed and decoded, with the memory of its variables."""
+
+    def __init__(self, handle: int, description: dict, name: str, target: str):
+        self.name, self.target = name, target
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, native.library().cake_emu_module_free, handle)
+        self._variables = {v["name"]: (v["address"], v["bytes"]) for v in description["variables"]}
+        self.kernels: dict[str, Kernel] = {
+            k["name"]: Kernel(
+                name=k["name"],
+                params=tuple(Param(p["name"], p["type"], p["offset"], p["bytes"], p["align"]) for p in k["params"]),
+                param_bytes=k["param_bytes"],
+                shared_bytes=k["shared_bytes"],
+                max_threads=k["max_threads"],
+                cluster=tuple(k["cluster"]),
+                register_bytes=k["register_bytes"],
+                instructions=k["instructions"],
+                communicates=k["communicates"],
+            )
+            for k in description["kernels"]
+        }
+
+    @classmethod
+    def from_ptx(cls, text: str, target: str = "sm_90a", name: str = "module.ptx") -> Module:
+        """Parse and decode PTX text.
+
+        Parameters
+        ----------
+        text
+            PTX as a compiler emits it.
+        target
+            The architecture to stand for; text for a specific one (`sm_90a`) runs on that one alone.
+        name
+            Shown in errors.
+
+        Raises
+        ------
+        PtxSyntaxError
+            The text cannot be read, or is for another architecture.
+        UnsupportedInstruction
+            It has an instruction that the emulator does not execute; nothing has run.
+        """
+        out = ctypes.c_void_p()
+        handle = native.library().cake_emu_module(text.encode(), target.encode(), ctypes.byref(out))
+        description = json.loads(native.take_text(out))
+        if not handle:
+            raise from_native(description, file=name)
+        return cls(handle, description, name, target)
+
+    @classmethod
+    def from_cuda(
+        cls, source: str, target: str = "sm_90a", flags: tuple[str, ...] = (), name: str | None = None
+    ) -> Module:
+        """Compile CUDA C++ (a path ending in .cu, or the source itself) to PTX with -lineinfo, and load it.
+
+        Raises
+        ------
+        BuildError
+            There is no nvcc for the target, or it failed.
+        """
+        from cake_shared.emulator.compile import compile_to_ptx
+
+        text, shown = compile_to_ptx(source, target, flags)
+        return cls.from_ptx(text, target, name or shown)
+
+    def function(self, name: str) -> str:
+        """Return the full name of a kernel: itself, or the only mangled name that contains it."""
+        if name in self.kernels:
+            return name
+        pattern = re.compile(rf"(?<!\d){len(name)}{re.escape(name)}")
+        found = [kernel for kernel in self.kernels if pattern.search(kernel)]
+        if len(found) != 1:
+            raise KeyError(f"{name!r} names {len(found)} kernels of {self.name}: {', '.join(sorted(self.kernels))}")
+        return found[0]
+
+    @staticmethod
+    def const(array: object) -> Marked:
+        """Mark an array as a const input of a launch: writes to it raise `ConstWrite`."""
+        return Marked(array, const=True)
+
+    @staticmethod
+    def uninit(array: object) -> Marked:
+        """Mark an array as never written: what is read before a write raises `UninitialisedRead`.
+
+        Keep the returned value and pass it to later launches too: it remembers what has been written.
+        """
+        return Marked(array, written=np.zeros(span_of(array)[1], np.uint8))
+
+    def symbol(self, name: str) -> np.ndarray:
+        """Return a view of a `.global` or `.const` variable's bytes (uint8)."""
+        if name not in self._variables:
+            raise KeyError(f"{self.name} has no variable {name!r}: {', '.join(sorted(self._variables))}")
+        address, size = self._variables[name]
+        view = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        view.flags.writeable = True
+        return view
+
+    def launch(
+        self,
+        kernel: str,
+        grid: int | tuple,
+        block: int | tuple,
+        params: list | tuple = (),
+        *,
+        cluster: int | tuple = (0, 0, 0),
+        smem_bytes: int = 0,
+        allocations: list | tuple = (),
+        options: Options | None = None,
+    ) -> Report:
+        """Run a kernel to its end.
+
+        Parameters
+        ----------
+        kernel
+            Name, mangled or not.
+        grid, block, cluster
+            Shapes, x first. The cluster's default is what the kernel requires, else one CTA.
+        params
+            One value a parameter: NumPy arrays or torch CPU tensors for pointers (registered for this launch), numbers,
+            NumPy scalars, bytes for structs.
+        smem_bytes
+            Dynamic shared memory.
+        allocations
+            Arrays whose addresses hide in struct parameters.
+        options
+            See `Options`.
+
+        Returns
+        -------
+        Report
+            The counters.
+
+        Raises
+        ------
+        EmulatorError
+            The subclass of the detector that fired.
+        TypeError
+            A parameter does not fit.
+        """
+        full = self.function(kernel)
+        data, regions = pack(self.kernels[full].params, params)
+        for position, array in enumerate(allocations):
+            regions.append(array if isinstance(array, Region) else region_of(array, f"allocation {position}"))
+        return self.launch_packed(
+            full, grid, block, data, regions, cluster=cluster, smem_bytes=smem_bytes, options=options
+        )
+
+    def launch_packed(
+        self,
+        kernel: str,
+        grid: int | tuple,
+        block: int | tuple,
+        data: bytes,
+        regions: list[Region],
+        *,
+        cluster: int | tuple = (0, 0, 0),
+        smem_bytes: int = 0,
+        options: Options | None = None,
+    ) -> Report:
+        """Run a kernel whose parameters are bytes already, with the regions that it may touch."""
+        options = options or Options()
+        declared = self.kernels[kernel].cluster
+        shape = _triple(cluster, "cluster")
+        if shape[0] == 0:
+            shape = declared if declared[0] else (1, 1, 1)
+        if smem_bytes < 0:
+            raise LaunchError(f"smem_bytes is {smem_bytes}", kernel=kernel)
+        table = (native.Allocation * len(regions))()
+        for entry, region in zip(table, regions, strict=True):
+            entry.begin, entry.bytes, entry.flags = region.address, region.size, int(region.const)
+            entry.written = None if region.written is None else region.written.ctypes.data
+            entry.name = region.name.encode()
+        launch = native.Launch(
+            grid=_triple(grid, "grid"),
+            block=_triple(block, "block"),
+            cluster=shape,
+            dynamic_shared=smem_bytes,
+            params=data,
+            param_bytes=len(data),
+            allocations=table,
+            allocation_count=len(regions),
+            order=_ORDERS[options.order],
+            detect=_DETECT[options.detect],
+            threads=options.threads,
+            profile=int(options.profile),
+            seed=options.seed,
+            max_instructions=options.max_instructions or _DEFAULT_MAX_INSTRUCTIONS,
+            trace_cta=options.trace[0] if options.trace else -1,
+            trace_warp=options.trace[1] if options.trace else -1,
+            stop_line=options.stop_line or 0,
+        )
+        out = ctypes.c_void_p()
+        status = native.library().cake_emu_launch(
+            self._handle, kernel.encode(), ctypes.byref(launch), ctypes.byref(out)
+        )
+        result = json.loads(native.take_text(out))
+        if status:
+            raise from_native(result, file=self.name, kernel=kernel)
+        return report_of(kernel, result)
+
+
+class Stream:
+    """Kernels in order, as on a CUDA stream."""
+
+    def __init__(self, options: Options | None = None):
+        self.options = options or Options()
+        self.reports: list[Report] = []
+
+    def launch(
+        self,
+        module: Module,
+        kernel: str,
+        grid: int | tuple,
+        block: int | tuple,
+        params: list | tuple = (),
+        *,
+        cluster: int | tuple = (0, 0, 0),
+        smem_bytes: int = 0,
+        allocations: list | tuple = (),
+        pdl: bool = False,
+    ) -> Report:
+        """Run a kernel after those before it; `pdl` makes it a programmatic dependent of the one before."""
+        report = module.launch(
+            kernel,
+            grid,
+            block,
+            params,
+            cluster=cluster,
+            smem_bytes=smem_bytes,
+            allocations=allocations,
+            options=self.options,
+        )
+        self.reports.append(report)
+        return report
+
+    def synchronize(self) -> None:
+        """Finish everything that was launched. Every launch has ended when its call returns."""

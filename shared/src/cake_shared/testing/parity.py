@@ -1,0 +1,190 @@
+"""Compares each package that promises accuracy with its deterministic twin, and both with float64.
+
+`python -m cake_shared.testing.parity [PACKAGE ...]` prints one table for each pair of twins (all pairs, or those of the
+packages named) and exits with 1 when a row fails. Where both run one program that is said, and then their bits must be
+equal: such a comparison shows that the hand-over is right, and nothing about the program, which float64 judges.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from cake_shared.testing.bits import relative_l2, same_bits
+from cake_shared.testing.gdn_inputs import base, generator, packed, states
+from cake_shared.testing.gdn_reference import reference
+from cake_shared.testing.gdn_run import run
+
+# The free twin may be this much less accurate than the deterministic one.
+SLACK = 1.5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One result of one case: errors of both twins against float64, and what lies between them.
+
+    `limit` is the relative L2 error that the result's dtype allows; `equal` whether the twins' bits agree.
+    """
+
+    case: str
+    result: str
+    deterministic_error: float
+    free_error: float
+    difference: float
+    equal: bool
+    limit: float
+
+    def faults(self, same_program: bool) -> list[str]:
+        """What is wrong with this row; nothing when it is right."""
+        found = []
+        if not self.deterministic_error <= self.limit:
+            found.append("the deterministic twin is too far from float64")
+        if not self.free_error <= max(self.limit, SLACK * self.deterministic_error):
+            found.append("the free twin is too far from float64")
+        if not self.difference <= SLACK * max(self.limit, self.deterministic_error):
+            found.append("the twins are too far from each other")
+        if same_program and not self.equal:
+            found.append("one program, but not the same bits")
+        return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two packages with one contract for accuracy.
+
+    `program_of(module)` names what runs on the CPU, `rows(deterministic, free)` compares the imported packages.
+    """
+
+    deterministic: str
+    free: str
+    program_of: Callable
+    rows: Callable
+
+
+def compare(case: str, deterministic: dict, free: dict, right: dict, limit_of: Callable) -> Iterator[Row]:
+    """Rows of one case from three dictionaries of tensors by result name; results that are None in all are left out."""
+    for name, wanted in right.items():
+        a, b = deterministic[name], free[name]
+        if a is None and b is None and wanted is None:
+            continue
+        errors = relative_l2(a, wanted), relative_l2(b, wanted)
+        yield Row(case, name, *errors, relative_l2(b, a), same_bits(a, b), limit_of(a.dtype))
+
+
+def _gdn_limit(dtype: torch.dtype) -> float:
+    return 2.5e-3 if dtype == torch.bfloat16 else 1e-5
+
+
+def _gdn_cases() -> Iterator[tuple]:
+    for dtype, name in ((torch.float32, "FP32"), (torch.bfloat16, "BF16")):
+        for gate in ("G0", "Gmild", "Gqwen"):
+            case = packed(base(300, 2, 6, K=64, V=64, gate=gate, dtype=dtype), (130, 0, 1, 169))
+            h0, ds = states(case, 4)
+            yield f"{name}, {gate}", case.with_(initial_state=h0, d_state=ds)
+    raw = base(200, 2, 4, K=64, V=64)
+    options = {
+        "use_qk_l2norm_in_kernel": True,
+        "use_gate_in_kernel": True,
+        "A_log": torch.linspace(-1, 1, 4),
+        "dt_bias": torch.linspace(0, 1, 4),
+        "use_beta_sigmoid_in_kernel": True,
+    }
+    yield "BF16, options", raw.with_(g=torch.randn(raw.g.shape, generator=generator(3)), options=options)
+
+
+def _gdn_rows(deterministic, free) -> Iterator[Row]:
+    for name, case in _gdn_cases():
+        runs = (run(module.chunk_gated_delta_rule, case) for module in (deterministic, free))
+        yield from compare(name, *runs, reference(case), _gdn_limit)
+
+
+def _gdn_program(module) -> str:
+    return importlib.import_module(f"{module.__name__}.plan").program_identity()
+
+
+def _gemm_limit(dtype: torch.dtype) -> float:
+    return 2.5e-3 if dtype == torch.bfloat16 else 2e-6
+
+
+def _gemm_rows(deterministic, free) -> Iterator[Row]:
+    from cake_shared.gemm import oracle
+
+    rng = generator(0)
+    for tokens, d_in, d_out in ((100, 128, 48), (1, 64, 256), (333, 256, 64)):
+        x, w, g = (torch.randn(shape, generator=rng) for shape in ((tokens, d_in), (d_out, d_in), (tokens, d_out)))
+        for kind, dtype in (("projection", torch.bfloat16), ("router", torch.float32)):
+            x, w, g = (t.to(dtype) for t in (x, w, g))
+            right = {"forward": oracle.forward(x, w), "dgrad": oracle.dgrad(g, w), "wgrad": oracle.wgrad(g, x)}
+            both = []
+            for module, keywords in ((deterministic, {}), (free, {"deterministic": False})):
+                call = {name: getattr(module, f"{kind}_{name}") for name in right}
+                both.append(
+                    {
+                        "forward": call["forward"](x, w, **keywords),
+                        "dgrad": call["dgrad"](g, w, **keywords),
+                        "wgrad": call["wgrad"](g, x, **keywords),
+                    }
+                )
+            yield from compare(f"{kind} {tokens} x {d_in} -> {d_out}", *both, right, _gemm_limit)
+
+
+def _gemm_program(module) -> str:
+    from cake_shared.gemm.problem import GemmProblem, RouterProblem
+
+    plan = importlib.import_module(f"{module.__name__}.plan")
+    plans = (
+        plan.plan_gemm(GemmProblem(1, 64, 64, 64, "k", "n", "bfloat16")),
+        plan.plan_router(RouterProblem(64, 64, 64, "k", "n", 3, 3)),
+    )
+    # A program without a package in its name is the planning package's own.
+    return ", ".join(p.program if "." in p.program else f"{module.__name__}.{p.program}" for p in plans)
+
+
+PAIRS = (
+    Pair("cake_gdn_det_train", "cake_gdn_train", _gdn_program, _gdn_rows),
+    Pair("dense_projection_det_gemm", "dense_projection_gemm", _gemm_program, _gemm_rows),
+)
+
+
+def report(pair: Pair, write: Callable[[str], object] = print) -> list[str]:
+    """Compare one pair, write its table line by line, and return what is wrong."""
+    deterministic, free = (importlib.import_module(name) for name in (pair.deterministic, pair.free))
+    programs = pair.program_of(deterministic), pair.program_of(free)
+    same_program = programs[0] == programs[1]
+    says = f"same program, {programs[0]}" if same_program else f"programs {programs[0]} and {programs[1]}"
+    write(f"{pair.free} against {pair.deterministic} on the CPU: {says}")
+    write(f"  {'case':28} {'result':16} {'error det.':>10} {'error free':>10} {'difference':>10}  bits")
+    faults = []
+    for row in pair.rows(deterministic, free):
+        found = row.faults(same_program)
+        faults += [f"{row.case}, {row.result}: {fault}" for fault in found]
+        write(
+            f"  {row.case:28} {row.result:16} {row.deterministic_error:10.2e} {row.free_error:10.2e} "
+            f"{row.difference:10.2e}  {'equal' if row.equal else 'differ'}{'  FAILS' if found else ''}"
+        )
+    return faults
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m cake_shared.testing.parity", description=__doc__)
+    names = [name for pair in PAIRS for name in (pair.deterministic, pair.free)]
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=f"of {', '.join(names)}; all by default")
+    chosen = parser.parse_args(arguments).packages
+    for name in chosen:
+        if name not in names:
+            parser.error(f"PACKAGE: got {name}, takes one of {', '.join(names)}")
+    faults = []
+    for pair in PAIRS:
+        if not chosen or {pair.deterministic, pair.free} & set(chosen):
+            faults += report(pair)
+    for fault in faults:
+        print(f"FAILS: {fault}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,6 +8,7 @@ from cake_shared.errors import MalformedPackError
 from cake_shared.testing import assert_bitwise_equal, leave_nan_blocks, poisoned_allocations
 from cake_shared.testing.gdn_cuda import assert_accurate, check_accurate, moved, on_cpu
 from cake_shared.testing.gdn_inputs import base, packed, states, unit
+from cake_shared.testing.gdn_reference import widened
 from cake_shared.testing.gdn_run import run
 
 pytestmark = pytest.mark.gpu
@@ -149,13 +150,17 @@ def test_long_sequences_in_segments(gate):
 
 def assert_long(results, case):
     """As assert_accurate, with the chunked float64 form: the token recurrence would take minutes."""
-    from cake_shared.testing.gdn_reference import widened
-
     expected = run(rule, widened(case))
+    faults = []
     for name in RESULTS:
         error = float((results[name].double() - expected[name]).norm())
-        size = float(expected[name].norm()) if name != "dg" else float(expected["dg"].norm()) + error / 10
-        assert error <= 6e-3 * size, f"{name}: {error:.3e} of {size:.3e}"
+        size = float(expected[name].norm())
+        if name == "dg":  # the exit gradient's path, see gate_gradient_scale, over the tokens of one chunk
+            states = max(float(x.double().norm()) for x in (expected["final_state"], case.initial_state))
+            size += states * float(case.d_state.norm()) / 128 * 8
+        if error > 6e-3 * size:
+            faults.append(f"{name}: {error:.3e} of {size:.3e}")
+    assert not faults, "; ".join(faults)
 
 
 def options_case(tokens=100):
@@ -337,9 +342,10 @@ def test_U23_offsets_beyond_31_bits():
     leaves = [x.requires_grad_() for x in (q, k, v, g, beta)]
     o, _ = rule(*leaves)
     grads = torch.autograd.grad(o, leaves, do)
+    o = o.detach()
     short = [x.detach()[:, start:].contiguous().requires_grad_() for x in leaves]
     o2, _ = rule(*short)
     grads2 = torch.autograd.grad(o2, short, do[:, start:].contiguous())
-    for a, b in zip((o, *grads), (o2, *grads2)):
+    for a, b in zip((o, *grads), (o2.detach(), *grads2)):
         a, b = a[:, -last:].double(), b[:, -last:].double()
         assert float((a - b).norm() / b.norm()) <= 8e-3

@@ -197,6 +197,7 @@ def lint(session: nox.Session):
     environment.run("-m", "ruff", "format", "--check", ".")
     environment.run("-m", "cake_shared.program", "status", "--check")
     environment.run("-m", "cake_shared.bench", "readme", "--check")
+    environment.run("tools/readme.py", "--check")
     environment.run("tools/check_text.py")
 
 

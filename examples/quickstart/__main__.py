@@ -90,7 +90,7 @@ def start(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     progress = Progress(config.steps, options.part or "train", first=run.step, lines=bool(options.part))
     finished = train(run, folder, until, lambda r: progress.show(r.step, r.losses[-1]))
-    seconds = time.perf_counter() - begin
+    seconds = {"training": time.perf_counter() - begin}
     if run.step < config.steps:
         progress.end()
         if not options.part:
@@ -106,12 +106,14 @@ def start(options: argparse.Namespace) -> int:
     tail = run.losses[-max(1, len(run.losses) // 20) :]
     print(
         f"Loss: {run.losses[0]:.2f} at the first step, {sum(tail) / len(tail):.2f} over the last {len(tail)}, "
-        f"{loss:.2f} on {count} bytes of held-out documents ({UNIFORM}). {seconds:.0f} s.\n"
+        f"{loss:.2f} on {count} bytes of held-out documents ({UNIFORM}). {seconds['training']:.0f} s.\n"
     )
+    begin = time.perf_counter()
     proofs = [] if options.no_proofs else prove(run, folder, options.data)
     if proofs is None:
         return STOPPED
     if proofs:
+        seconds["proof"] = time.perf_counter() - begin
         write_report(folder, run, reason=reason, seconds=seconds, proofs=proofs, held_out=held_out)
     print(f"Loss plot: {folder / PLOT}\nReport:    {folder / REPORT}\nWeights:   {folder / CHECKPOINT}")
     return 0 if all(proof.holds for proof in proofs) else 1

@@ -1,6 +1,7 @@
 """Documents of uneven length from real text, and packs: many documents in one token buffer with their offsets."""
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,18 +76,24 @@ def load_corpus(folder: Path | None, max_document: int) -> Corpus:
 
 def read_files(root: Path, suffixes: set[str] | None) -> tuple[dict[str, bytes], int]:
     """The texts under `root` by relative path, in sorted order, and the number of files skipped."""
+    names = []
+    for folder, folders, files in os.walk(root):
+        # What is pruned here is never walked: a library's folder may hold a hundred times its own text.
+        unwanted = SKIPPED_FOLDERS if suffixes is not None else set()
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in unwanted]
+        wanted = [name for name in files if not name.startswith(".")]
+        if suffixes is not None:
+            wanted = [name for name in wanted if Path(name).suffix in suffixes]
+        names += [Path(folder, name).relative_to(root).as_posix() for name in wanted]
     texts, skipped = {}, 0
-    for path in sorted(root.rglob("*"), key=lambda p: p.relative_to(root).as_posix()):
-        parts = path.relative_to(root).parts
-        if any(part.startswith(".") for part in parts) or not path.is_file():
+    for name in sorted(names):
+        if not (root / name).is_file():
             continue
-        if suffixes is not None and (path.suffix not in suffixes or SKIPPED_FOLDERS.intersection(parts)):
-            continue
-        text = path.read_bytes()
+        text = (root / name).read_bytes()
         if not text.strip() or START in text:
             skipped += 1
             continue
-        texts["/".join(parts)] = text
+        texts[name] = text
     return texts, skipped
 
 

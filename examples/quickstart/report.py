@@ -35,8 +35,13 @@ def new_folder(asked: Path | None) -> Path:
             number += 1
 
 
-def write_report(folder: Path, run: Run, *, reason: str, seconds: float, proofs: list[Proof] | None, held_out: dict):
-    """Writes report.json, whole or not at all. `proofs` is None when none were made."""
+def write_report(
+    folder: Path, run: Run, *, reason: str, seconds: dict[str, float], proofs: list[Proof] | None, held_out: dict
+):
+    """Writes report.json, whole or not at all.
+
+    `seconds` holds the time of the training and, once made, of the proofs; `proofs` is None when none were made.
+    """
     report = {
         "config": run.config.as_dict(),
         "backend": run.backend,
@@ -52,7 +57,7 @@ def write_report(folder: Path, run: Run, *, reason: str, seconds: float, proofs:
         },
         "parameters": sum(parameter.numel() for parameter in run.parameters.values()),
         "step": run.step,
-        "training_seconds": round(seconds, 2),
+        **{f"{name}_seconds": round(value, 2) for name, value in seconds.items()},
         "loss_nats_per_byte": run.losses,
         "held_out": held_out,
         "weights_sha256": run.weights_sha256(),

@@ -143,7 +143,8 @@ def test_long_sequences_in_segments(gate):
         own = {}
         for name in RESULTS:
             x = results[name]
-            own[name] = x[place : place + 1] if name in ("final_state", "d_initial_state") else x[:, start : start + length]
+            of_states = name in ("final_state", "d_initial_state")
+            own[name] = x[place : place + 1] if of_states else x[:, start : start + length]
         assert_long(own, one)
         start += length
 
@@ -166,14 +167,14 @@ def assert_long(results, case):
 def options_case(tokens=100):
     case = with_states(base(tokens, 1, 2), 1)
     generator = torch.Generator().manual_seed(3)
-    options = dict(
-        use_qk_l2norm_in_kernel=True,
-        use_gate_in_kernel=True,
-        A_log=torch.tensor([-0.5, 1.0]),
-        dt_bias=torch.tensor([0.3, -0.2]),
-        use_beta_sigmoid_in_kernel=True,
-        allow_neg_eigval=True,
-    )
+    options = {
+        "use_qk_l2norm_in_kernel": True,
+        "use_gate_in_kernel": True,
+        "A_log": torch.tensor([-0.5, 1.0]),
+        "dt_bias": torch.tensor([0.3, -0.2]),
+        "use_beta_sigmoid_in_kernel": True,
+        "allow_neg_eigval": True,
+    }
     return case.with_(
         q=case.q * 3,
         k=case.k * 2,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cake_gdn_det_train.cuda import ErrorWord
-from cake_gdn_det_train.plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
-from cake_gdn_det_train.rule import RuleBackend
+from cake_gdn_det_train.cuda_plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
+from cake_gdn_det_train.cuda_rule import RuleBackend
 from cake_shared import jit
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.options import make_call
@@ -21,23 +21,26 @@ class Recorder:
     def __init__(self, multiprocessors=132):
         self.launches = []
         module = jit.build_host_for_emulator(PACKAGE)
-        jit.install_emulator(module, lambda name, launch, params: self.launches.append((name, tuple(launch.grid)[0], tuple(launch.block)[0], launch.smem_bytes)))  # fmt: skip
+        jit.install_emulator(module, self.note)
         self.module = module
         self.backend = RuleBackend(module, ErrorWord(torch.zeros(1, dtype=torch.int32)), multiprocessors, lambda: 0)
+
+    def note(self, name, launch, params):
+        self.launches.append((name, launch.grid[0], launch.block[0], launch.smem_bytes))
 
     def stages(self):
         return [name.removesuffix("_any") for name, *_ in self.launches]
 
 
 def call_of(case, **options):
-    keywords = dict(
-        use_qk_l2norm_in_kernel=False,
-        use_gate_in_kernel=False,
-        use_beta_sigmoid_in_kernel=False,
-        allow_neg_eigval=False,
-        state_v_first=False,
+    switches = (
+        "use_qk_l2norm_in_kernel",
+        "use_gate_in_kernel",
+        "use_beta_sigmoid_in_kernel",
+        "allow_neg_eigval",
+        "state_v_first",
     )
-    keywords.update(options)
+    keywords = {**dict.fromkeys(switches, False), **options}
     return make_call(
         case.q, case.k, case.v, case.g, case.beta, case.scale, case.initial_state,
         keywords.pop("A_log", None), keywords.pop("dt_bias", None), case.cu_seqlens, *keywords.values(),
@@ -59,8 +62,8 @@ def test_forward_of_a_short_pack(recorder):
 
 def test_every_stage_of_the_records_is_launched_by_a_call_that_asks_for_everything(recorder):
     case = base(8193, 1, 2)
-    gate = dict(use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, A_log=torch.zeros(2), dt_bias=torch.zeros(2))
-    inputs, options = call_of(case, **gate)
+    per_head = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(2)}
+    inputs, options = call_of(case, use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, **per_head)
     _, _, tape = recorder.backend.forward(inputs, options, False, True)
     recorder.backend.backward(inputs, options, case.do, None, tape, Needs(), 128)
     assert set(recorder.stages()) == set(programs_of(PACKAGE).stages)
@@ -113,12 +116,12 @@ def test_grid_follows_capacities_not_offsets(recorder):
 
 
 def test_wrong_workspace_is_refused(recorder, monkeypatch):
-    from cake_gdn_det_train import rule
+    from cake_gdn_det_train import cuda_rule
 
     inputs, options = call_of(base(100, 1, 2))
-    scratch = rule._scratch
+    scratch = cuda_rule._scratch
     for change, message in ((-1024, "more than it has"), (1024, "less than it has")):
-        monkeypatch.setattr(rule, "_scratch", lambda size, device, change=change: scratch(size + change, device))
+        monkeypatch.setattr(cuda_rule, "_scratch", lambda size, device, change=change: scratch(size + change, device))
         with pytest.raises(ValueError, match=message):
             recorder.backend.forward(inputs, options, False, False)
 
@@ -135,7 +138,7 @@ def test_other_head_dimensions_and_dtypes_are_refused(recorder):
 
 
 def test_misaligned_rows_are_copied_and_aligned_views_are_not():
-    from cake_gdn_det_train.rule import _aligned_rows
+    from cake_gdn_det_train.cuda_rule import _aligned_rows
 
     fused = torch.zeros(1, 8, 5 * 128, dtype=torch.bfloat16)
     view = fused[..., 128:384].unflatten(-1, (2, 128))

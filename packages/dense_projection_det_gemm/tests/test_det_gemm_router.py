@@ -157,6 +157,22 @@ def test_any_range_against_float64(exponents, seed, side):
     assert bool((logits[expected_inf & torch.isfinite(exact)].isinf()).all())
 
 
+@pytest.mark.parametrize("binades", [40, 98, 99, 100, 120, 250])
+def test_small_elements_beside_large_ones_keep_their_digits(binades):
+    """Where large elements meet zeros, the product of the small ones is the result, to full FP32 accuracy."""
+    a, b = normal(24, 7, seed=1).abs() + 1, normal(16, 7, seed=2).abs() + 1
+    up, down = binades // 2, binades - binades // 2
+    top = min(up, 120)
+    x, w = torch.zeros(24, 9), torch.zeros(16, 9)
+    x[:, 0], w[:, 8] = 2.0**top, 2.0**top
+    small = max(top - binades, -74) if binades == 250 else -down
+    x[:, 1:8], w[:, 1:8] = a * 2.0**small, b * 2.0**small
+    exact = oracle.forward(x, w)
+    assert float(exact.min()) > 2.0**-149
+    error = (det.router_forward(x, w).double() - exact).abs()
+    assert bool((error <= 2.0**-23 * exact + TINY / 2).all())
+
+
 def test_which_path_a_row_takes_is_its_own_affair():
     """A special row among ordinary ones, and the other way round, keep their bits."""
     w = normal(24, 300, seed=1)

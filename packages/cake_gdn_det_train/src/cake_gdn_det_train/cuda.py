@@ -17,7 +17,7 @@ from cake_shared.target import target_of
 if TYPE_CHECKING:
     import tvm_ffi
 
-    from cake_gdn_det_train.rule import RuleBackend
+    from cake_gdn_det_train.cuda_rule import RuleBackend
 
 PACKAGE = "cake_gdn_det_train"
 
@@ -139,7 +139,7 @@ def rule_backend(device: torch.device) -> RuleBackend:
     index = torch.cuda.current_device() if device.index is None else device.index
     backend = _backends.get(index)
     if backend is None:
-        from cake_gdn_det_train.rule import RuleBackend
+        from cake_gdn_det_train.cuda_rule import RuleBackend
         from cake_shared import jit
 
         device = torch.device("cuda", index)

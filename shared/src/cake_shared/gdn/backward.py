@@ -234,7 +234,7 @@ def _sum_parameters(partials: torch.Tensor, walk: Walk, dtype: torch.dtype) -> t
     """Add float64 partials of chunks sequence by sequence, then the sequences in pack order."""
     if partials.shape[0] == 0:
         return torch.zeros(partials.shape[1], dtype=dtype)
-    counts = torch.tensor([c for c in walk.chunk_counts if c])
+    counts = torch.tensor([c for c in walk.plan.chunk_counts if c])
     sums = torch.segment_reduce(partials, "sum", lengths=counts)
     return sums.cumsum(0)[-1].to(dtype)
 
@@ -272,28 +272,29 @@ def backward(
     walk = make_walk(inputs, heads, width, budget)
     pack = walk.pack
     k = inputs.k
+    key_dim = k.shape[3]
     rows = Gradients()
     if needs.q:
-        rows.q = new_rows(pack, walk.key_heads, walk.key_dim, k.dtype)
+        rows.q = new_rows(pack, walk.plan.problem.key_heads, key_dim, k.dtype)
     if needs.k:
-        rows.k = new_rows(pack, walk.key_heads, walk.key_dim, k.dtype)
+        rows.k = new_rows(pack, walk.plan.problem.key_heads, key_dim, k.dtype)
     if needs.v:
         rows.v = new_rows(pack, heads, width, k.dtype)
     if needs.g:
         rows.g = new_rows(pack, heads, 1, inputs.g.dtype)
     if needs.beta:
         rows.beta = new_rows(pack, heads, 1, inputs.beta.dtype)
-    chunks = walk.chunk_base[-1]
+    chunks = walk.plan.first_chunk[-1]
     if needs.A_log:
         rows.A_log = torch.empty(chunks, heads, dtype=torch.float64)
     if needs.dt_bias:
         rows.dt_bias = torch.empty(chunks, heads, dtype=torch.float64)
     d_final = k_first(d_final, options)
     if needs.initial_state:
-        rows.initial_state = torch.zeros(pack.sequences, heads, walk.key_dim, width, dtype=walk.dtype)
+        rows.initial_state = torch.zeros(pack.sequences, heads, key_dim, width, dtype=walk.dtype)
         if d_final is not None and 0 in pack.lengths:
             rows.initial_state.copy_(d_final)
-    entries = entry_states(tape, (heads, walk.key_dim, width))
+    entries = entry_states(tape, (heads, key_dim, width))
     for group in walk.groups:
         _backward_group(walk, group, inputs, options, d_out, d_final, entries, needs, rows)
 
@@ -325,7 +326,7 @@ def _entry_states(
     slots = list(group.sequences[:n])
     source = h0
     if rnd.segment:
-        slots = [walk.segment_base[s] + rnd.segment - 1 for s in slots]
+        slots = [walk.plan.first_extra_segment[s] + rnd.segment - 1 for s in slots]
         source = entries
     return load_states(source, torch.tensor(slots), walk.value_range(group), walk.state_shape, walk.dtype).flatten(0, 1)
 
@@ -378,5 +379,4 @@ def _backward_group(
                 cot = Cotangents(do, None, None, None)
             _wave_gradients(walk, group, stash, q, q_scale, cot, qk, options, needs, rows)
     if needs.initial_state:
-        carry = carry.view(-1, heads[1], *walk.state_shape)[:, :, : walk.key_dim, : walk.value_dim]
-        rows.initial_state[sequences, heads[0] : heads[0] + heads[1]] = carry
+        rows.initial_state[sequences, heads[0] : heads[0] + heads[1]] = walk.unpadded(group, carry)

@@ -8,9 +8,6 @@ from cake_shared.gdn import forward as _forward
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.options import Inputs, Options
 
-# Raised whenever the program's bits may change.
-PROGRAM = "cake_shared.gdn.cpu/1"
-
 
 def _check_pack(inputs: Inputs) -> None:
     if inputs.cu_seqlens is not None:

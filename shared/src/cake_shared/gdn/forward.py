@@ -73,14 +73,15 @@ def forward(
     heads, width = v.shape[2:]
     walk = make_walk(inputs, heads, width, budget)
     pack = walk.pack
+    key_dim = inputs.k.shape[3]
     out = new_rows(pack, heads, width, v.dtype)
     h0 = k_first(inputs.initial_state, options)
-    final = torch.empty(pack.sequences if output_final_state else 0, heads, walk.key_dim, width, dtype=walk.dtype)
+    final = torch.empty(pack.sequences if output_final_state else 0, heads, key_dim, width, dtype=walk.dtype)
     if output_final_state and 0 in pack.lengths:
         final.zero_() if h0 is None else final.copy_(h0)
     capacity = extra_segment_capacity(pack.batch, pack.tokens) if save_states else 0
-    tape = torch.zeros(TAPE_HEAD + capacity * heads * walk.key_dim * width, dtype=walk.dtype)
-    entries = entry_states(tape, (heads, walk.key_dim, width))
+    tape = torch.zeros(TAPE_HEAD + capacity * heads * key_dim * width, dtype=walk.dtype)
+    entries = entry_states(tape, (heads, key_dim, width))
     for group in walk.groups:
         _forward_group(walk, group, inputs, options, h0, out, final if output_final_state else None, entries)
     if output_final_state and options.state_v_first:
@@ -105,8 +106,8 @@ def _forward_group(
     for rnd in group.rounds:
         if rnd.segment and entries is not None:
             n = len(rnd.tokens)
-            slots = torch.tensor([walk.segment_base[s] + rnd.segment - 1 for s in group.sequences[:n]])
-            entries[slots, mine] = carry.view(-1, heads[1], *walk.state_shape)[:n, :, : walk.key_dim, : walk.value_dim]
+            slots = torch.tensor([walk.plan.first_extra_segment[s] + rnd.segment - 1 for s in group.sequences[:n]])
+            entries[slots, mine] = walk.unpadded(group, carry)[:n]
         for index in walk.indices(group, rnd):
             data = load_wave(walk, group, index, inputs, options)
             x = load_values(walk, group, index, inputs.v)
@@ -114,5 +115,4 @@ def _forward_group(
             q, _ = load_queries(walk, group, index, inputs, options)
             scatter(_outputs(data, q, written, states, options.scale), out, index, heads)
     if final is not None:
-        carry = carry.view(-1, heads[1], *walk.state_shape)
-        final[sequences, mine] = carry[:, :, : walk.key_dim, : walk.value_dim]
+        final[sequences, mine] = walk.unpadded(group, carry)

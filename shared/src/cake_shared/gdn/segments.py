@@ -13,8 +13,8 @@ from cake_shared.gdn.backward import load_d_out, run_chain_backward
 from cake_shared.gdn.forward import scores
 from cake_shared.gdn.intra import run_chain
 from cake_shared.gdn.options import Inputs, Options
+from cake_shared.gdn.plan import padded
 from cake_shared.gdn.products import product
-from cake_shared.gdn.tiles import padded
 from cake_shared.gdn.walk import Walk, load_queries, load_values, load_wave, make_walk
 from cake_shared.plan import Group
 
@@ -38,10 +38,6 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return product(a.flatten(0, 1).contiguous(), b.flatten(0, 1).contiguous()).unflatten(0, a.shape[:2])
 
 
-def _unpadded(x: torch.Tensor, heads: int, rows: int, columns: int) -> torch.Tensor:
-    return x.view(-1, heads, *x.shape[1:])[:, :, :rows, :columns]
-
-
 @torch.no_grad()
 def forward_maps(inputs: Inputs, options: Options) -> StateMap:
     """Reduce every sequence of a pack, or piece of one, to the map from its entry state to its exit state.
@@ -60,7 +56,7 @@ def forward_maps(inputs: Inputs, options: Options) -> StateMap:
     """
     heads, width = inputs.v.shape[2:]
     walk = make_walk(inputs, heads, width)
-    key = walk.key_dim
+    key = walk.plan.problem.key_dim
     count = walk.pack.sequences
     linear = torch.eye(key, dtype=walk.dtype).expand(count, heads, key, key).clone()
     constant = torch.zeros(count, heads, key, width, dtype=walk.dtype)
@@ -73,7 +69,7 @@ def _forward_group(
     walk: Walk, group: Group, inputs: Inputs, options: Options, linear: torch.Tensor, constant: torch.Tensor
 ) -> None:
     first, count = walk.value_range(group)
-    wide = padded(walk.key_dim)
+    wide = padded(walk.plan.problem.key_dim)
     states = len(group.sequences) * count
     shift = torch.zeros(states, *walk.state_shape, dtype=walk.dtype)
     turn = torch.eye(wide, dtype=walk.dtype).expand(states, wide, wide).clone()
@@ -84,8 +80,9 @@ def _forward_group(
             nothing = shift.new_zeros(index.chunks * count, index.rows, wide)
             run_chain(chunks, index.counts, nothing, turn)
     sequences, mine = torch.tensor(group.sequences), slice(first, first + count)
-    linear[sequences, mine] = _unpadded(turn, count, walk.key_dim, walk.key_dim)
-    constant[sequences, mine] = _unpadded(shift, count, walk.key_dim, walk.value_dim)
+    key = walk.plan.problem.key_dim
+    linear[sequences, mine] = turn.view(-1, count, wide, wide)[:, :, :key, :key]
+    constant[sequences, mine] = walk.unpadded(group, shift)
 
 
 @torch.no_grad()
@@ -113,7 +110,7 @@ def backward_constants(inputs: Inputs, options: Options, d_out: torch.Tensor | N
     """
     heads = inputs.g.shape[2]
     walk = make_walk(inputs, heads, value_dim)
-    result = torch.zeros(walk.pack.sequences, heads, walk.key_dim, value_dim, dtype=walk.dtype)
+    result = torch.zeros(walk.pack.sequences, heads, walk.plan.problem.key_dim, value_dim, dtype=walk.dtype)
     if d_out is None:
         return result
     for group in walk.groups:
@@ -126,6 +123,5 @@ def backward_constants(inputs: Inputs, options: Options, d_out: torch.Tensor | N
                 _, pair = scores(data, q)
                 d_rows = load_d_out(walk, group, data, d_out)
                 run_chain_backward(data, q * options.scale, pair.mul_(options.scale), d_rows, carry)
-        part = _unpadded(carry, count, walk.key_dim, value_dim)
-        result[torch.tensor(group.sequences), first : first + count] = part
+        result[torch.tensor(group.sequences), first : first + count] = walk.unpadded(group, carry)
     return result

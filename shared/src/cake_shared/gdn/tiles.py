@@ -11,14 +11,8 @@ from itertools import pairwise
 
 import torch
 
-from cake_shared.plan import Group, Round, Wave, ceil_div
-
-LANES = 16
-
-
-def padded(width: int) -> int:
-    """Return `width` rounded up to whole lanes."""
-    return ceil_div(width, LANES) * LANES
+from cake_shared.gdn.plan import padded
+from cake_shared.plan import Group, Round, Wave
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,9 @@ def make_pack(batch: int, tokens: int, offsets: tuple[int, ...] | None) -> Pack:
     return Pack(batch, tokens, tuple(offsets[:-1]), tuple(b - a for a, b in pairwise(offsets)))
 
 
-def wave_index(pack: Pack, group: Group, rnd: Round, wave: Wave, round_first: int, chunk_base: list[int]) -> WaveIndex:
+def wave_index(
+    pack: Pack, group: Group, rnd: Round, wave: Wave, round_first: int, chunk_base: tuple[int, ...]
+) -> WaveIndex:
     """Return the coordinates of one wave; `round_first` is the round's first token within its sequences."""
     rows = group.rows
     starts = [pack.starts[s] + round_first for s in group.sequences[: wave.active[0]]]

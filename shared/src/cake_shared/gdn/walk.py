@@ -1,45 +1,35 @@
 """What the passes over a pack share: the work plan and, for each wave, its loaded and prepared tensors."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from cake_shared.gdn.intra import Chunks, make_chunks, make_gates
 from cake_shared.gdn.options import Inputs, Options
+from cake_shared.gdn.plan import Plan, Problem, plan_rule
 from cake_shared.gdn.prologue import Decays, load_decays, normalised
-from cake_shared.gdn.tiles import Pack, WaveIndex, gather, make_pack, padded, wave_index
-from cake_shared.plan import (
-    SEGMENT_TOKENS,
-    Group,
-    Round,
-    WorkBudget,
-    ceil_div,
-    plan_work,
-    segment_count,
-    tile_rows,
-)
+from cake_shared.gdn.tiles import Pack, WaveIndex, gather, make_pack, wave_index
+from cake_shared.plan import SEGMENT_TOKENS, Group, Round, WorkBudget
 
 
 @dataclass
 class Walk:
-    """One call's pack, dimensions and work plan."""
+    """One call's pack, plan and dtype of the arithmetic."""
 
     pack: Pack
-    key_heads: int
-    group_heads: int
-    key_dim: int
-    value_dim: int
+    plan: Plan
     dtype: torch.dtype
-    groups: tuple[Group, ...]
-    chunk_base: list[int] = field(default_factory=list)
-    chunk_counts: list[int] = field(default_factory=list)
-    segment_base: list[int] = field(default_factory=list)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """The plan's work batches."""
+        return self.plan.groups
 
     @property
     def state_shape(self) -> tuple[int, int]:
         """Padded key and value width."""
-        return padded(self.key_dim), padded(self.value_dim)
+        return self.plan.key_width, self.plan.value_width
 
     def key_range(self, group: Group) -> tuple[int, int]:
         """First key head and number of key heads of a group."""
@@ -47,12 +37,19 @@ class Walk:
 
     def value_range(self, group: Group) -> tuple[int, int]:
         """First value head and number of value heads of a group."""
-        return group.first_key_head * self.group_heads, group.key_heads * self.group_heads
+        ratio = self.plan.problem.group_heads
+        return group.first_key_head * ratio, group.key_heads * ratio
+
+    def unpadded(self, group: Group, states: torch.Tensor) -> torch.Tensor:
+        """View a group's states `[n * value heads, padded K, padded V]` as `[n, value heads, K, V]`."""
+        problem = self.plan.problem
+        states = states.view(-1, self.value_range(group)[1], *self.state_shape)
+        return states[:, :, : problem.key_dim, : problem.value_dim]
 
     def indices(self, group: Group, rnd: Round) -> Iterator[WaveIndex]:
         """Yield the coordinates of a round's waves, first to last."""
         for wave in rnd.waves:
-            yield wave_index(self.pack, group, rnd, wave, rnd.segment * SEGMENT_TOKENS, self.chunk_base)
+            yield wave_index(self.pack, group, rnd, wave, rnd.segment * SEGMENT_TOKENS, self.plan.first_chunk)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -70,20 +67,8 @@ def make_walk(inputs: Inputs, value_heads: int, value_dim: int, budget: WorkBudg
     batch, tokens, key_heads, key_dim = inputs.k.shape
     pack = make_pack(batch, tokens, offsets_of(inputs.cu_seqlens))
     dtype = compute_dtype(inputs.k.dtype)
-    group_heads = value_heads // key_heads
-    shape = padded(key_dim), padded(value_dim)
-    groups = plan_work(pack.lengths, key_heads, group_heads, *shape, dtype.itemsize, budget or WorkBudget())
-    walk = Walk(pack, key_heads, group_heads, key_dim, value_dim, dtype, groups)
-    chunk = extra = 0
-    for n in pack.lengths:
-        walk.chunk_base.append(chunk)
-        walk.segment_base.append(extra)
-        walk.chunk_counts.append(ceil_div(n, tile_rows(n)))
-        chunk += walk.chunk_counts[-1]
-        extra += max(0, segment_count(n) - 1)
-    walk.chunk_base.append(chunk)
-    walk.segment_base.append(extra)
-    return walk
+    problem = Problem(batch, tokens, pack.lengths, key_heads, value_heads, key_dim, value_dim, dtype.itemsize)
+    return Walk(pack, plan_rule(problem, budget), dtype)
 
 
 @dataclass

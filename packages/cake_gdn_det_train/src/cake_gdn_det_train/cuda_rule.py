@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cake_gdn_det_train.plan import HEAD_DIM, Plan, Problem, plan_backward, plan_forward
+from cake_gdn_det_train.cuda_plan import HEAD_DIM, Plan, Problem, plan_backward, plan_forward
 from cake_shared.check import dtype_name
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.forward import TAPE_HEAD

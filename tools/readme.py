@@ -1,0 +1,106 @@
+"""Keeps what the root README says of packages and of the quickstart equal to records and docs/quickstart.json."""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+from cake_shared.bench.result import write_whole
+from cake_shared.program import programs_of
+from cake_shared.target import TARGETS
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+REPORT, PLOT = ROOT / "docs" / "quickstart.json", ROOT / "docs" / "loss.png"
+STRENGTH = ("measured", "emulated", "compiled")
+
+
+def package_table() -> str:
+    """One row a package: what it is, its version, and for each architecture how many stages have a program."""
+    lines = ["| package | version | what it is | " + " | ".join(TARGETS) + " |", "|---" * (3 + len(TARGETS)) + "|"]
+    for project in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        name = project.parent.name
+        text = project.read_text()
+        description = re.search(r'^description = "(.*)"$', text, re.MULTILINE)[1]
+        version = re.search(r'"(.*)"', (project.parent / "src" / name / "_version.py").read_text())[1]
+        cells = [architecture_cell(name, architecture) for architecture in TARGETS]
+        lines.append(f"| [{name}](packages/{name}/README.md) | {version} | {description} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def architecture_cell(package: str, architecture: str) -> str:
+    """How many of a package's CUDA stages have a program there, and the weakest of their strongest evidence."""
+    programs = programs_of(package)
+    if not programs.stages:
+        return "no programs yet"
+    records = programs.records_for(architecture)
+    if not records:
+        return f"0 of {len(programs.stages)} stages"
+    best = [next((k for k in STRENGTH if k in {e.kind for e in record.evidence}), "not checked") for record in records]
+    weakest = max(best, key=[*STRENGTH, "not checked"].index)
+    return f"{len(records)} of {len(programs.stages)} stages, {weakest}"
+
+
+def quickstart_text() -> str:
+    """What the run behind docs/loss.png found."""
+    report = json.loads(REPORT.read_text())
+    losses, environment = report["loss_nats_per_byte"], report["environment"]
+    tail = losses[-max(1, len(losses) // 20) :]
+    equal = all(proof["holds"] for proof in report["proofs"])
+    return (
+        f"![Loss of every step](docs/loss.png)\n\n"
+        f"From {losses[0]:.2f} nats a byte to {sum(tail) / len(tail):.2f} after {len(losses)} steps, "
+        f"{report['held_out']['loss_nats_per_byte']:.2f} on held-out documents; "
+        f"{report['training_seconds']:.0f} s of training and {report['proof_seconds']:.0f} s of proofs on "
+        f"{environment['cores']} cores ({environment['processor']}, torch {environment['torch']}). "
+        f"{'All' if equal else 'NOT all'} of its hashes that must agree did."
+    )
+
+
+def fresh(text: str) -> str:
+    """The README with its generated parts up to date; raises `ValueError` where a pair of markers is missing."""
+    for name, content in (("packages", package_table()), ("quickstart", quickstart_text())):
+        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"README.md: needs the lines {begin} and {end} once each")
+        text = text[: text.index(begin)] + f"{begin}\n{content}\n{end}" + text[text.index(end) + len(end) :]
+    return text
+
+
+def take_run(folder: Path):
+    """Makes docs/quickstart.json and docs/loss.png of a finished run of the quickstart."""
+    from quickstart.report import plot_loss
+
+    report = json.loads((folder / "report.json").read_text())
+    if not report["proofs"]:
+        raise ValueError(f"{folder}: got a run without proofs, takes a whole one")
+    write_whole(REPORT, json.dumps(report, indent=1) + "\n")
+    plot_loss(PLOT, report["loss_nats_per_byte"], report["held_out"]["loss_nats_per_byte"])
+
+
+def main() -> int:
+    """Updates or checks the README; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail where the README is stale")
+    parser.add_argument("--run", type=Path, metavar="DIR", help="first take this run of the quickstart for the README")
+    options = parser.parse_args()
+    try:
+        if options.run:
+            take_run(options.run)
+        text = README.read_text()
+        new = fresh(text)
+    except (OSError, ValueError) as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    if new == text:
+        return 0
+    if options.check:
+        print("README.md is stale. remedy: python tools/readme.py", file=sys.stderr)
+        return 1
+    write_whole(README, new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

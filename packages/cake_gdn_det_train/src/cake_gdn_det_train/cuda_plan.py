@@ -80,7 +80,7 @@ class Plan:
     warps: int
     regions: tuple[Region, ...]
 
-    @property
+    @functools.cached_property
     def workspace_bytes(self) -> int:
         """Bytes of the workspace."""
         return sum(ceil_div(region.bytes, _REGION_BYTES) * _REGION_BYTES for region in self.regions)

@@ -24,26 +24,31 @@ _WAY_OUT = "; backend='cpu' serves others, with tensors in host memory"
 
 def _option_bits(options: Options) -> int:
     """As enum RuleOption of csrc/rule_stages.h."""
-    flags = (options.qk_l2norm, options.gate, options.beta_sigmoid, options.neg_eigval, options.state_v_first)
-    return sum(1 << i for i, flag in enumerate(flags) if flag)
+    return (
+        options.qk_l2norm
+        | options.gate << 1
+        | options.beta_sigmoid << 2
+        | options.neg_eigval << 3
+        | options.state_v_first << 4
+    )
 
 
 def _aligned_rows(x: torch.Tensor | None) -> torch.Tensor | None:
     """Return rows as the kernels read them: the tensor itself where alignment allows it, else a copy."""
     if x is None:
         return None
-    strides, sizes = x.stride(), x.shape
-    if (
-        (strides[3] == 1 or sizes[3] == 1)
-        and x.data_ptr() % 16 == 0
-        and all(stride % 8 == 0 or size == 1 for stride, size in zip(strides[:3], sizes))
-    ):
-        return x
+    if x.data_ptr() % 16 == 0:
+        row, token, head, element = x.stride()
+        if element == 1 and not (row | token | head) & 7:
+            return x
+        sizes = x.shape
+        if element == 1 and all(s % 8 == 0 or n == 1 for s, n in zip((row, token, head), sizes)):
+            return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
 def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
-    return None if x is None else x.detach().contiguous()
+    return x if x is None or x.is_contiguous() else x.detach().contiguous()
 
 
 def _scratch(size: int, device: torch.device) -> torch.Tensor:

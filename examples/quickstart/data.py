@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,10 @@ class Corpus:
 def load_corpus(folder: Path | None, max_document: int) -> Corpus:
     """Reads a folder of the user's own text, or the standard library's sources and texts when `folder` is None.
 
-    Files are taken in the order of their relative paths and cut at blank lines into documents of at most `max_document`
-    bytes. One file in sixteen, chosen by the hash of its path, is held out whole; of a single file, its last documents.
-    Hidden and binary files (those with a zero byte) are skipped and counted. Raises `DataError` when the folder is
-    missing, is not a folder, or holds too little text.
+    Files are taken in the order of their relative paths and cut at blank lines into documents of at most
+    `max_document` bytes (`cut_document`). One file in sixteen, chosen by the hash of its path, is held out whole; of a
+    single file, its last documents. Hidden files are left out; empty and binary ones (with a zero byte) are skipped
+    and counted. Raises `DataError` when the folder is missing, is not a folder, or holds too little text.
     """
     if folder is None:
         root, source = Path(sysconfig.get_path("stdlib")), "the Python standard library"
@@ -98,20 +99,28 @@ def read_files(root: Path, suffixes: set[str] | None) -> tuple[dict[str, bytes],
 
 
 def cut_document(text: bytes, most: int) -> list[bytes]:
-    """Cuts a text at blank lines into documents of at most `most` bytes; a longer paragraph is cut at `most` bytes."""
-    documents, current = [], b""
-    for paragraph in text.split(b"\n\n"):
-        piece = paragraph.strip(b"\n") + b"\n\n"
-        if not piece.strip():
-            continue
-        if current and len(current) + len(piece) > most:
+    """Cuts a text into documents of at most `most` bytes, as uneven as the text makes them.
+
+    A document ends at two blank lines, which stand between the definitions of a Python source. One that is longer is
+    cut at single blank lines, a longer paragraph at `most` bytes.
+    """
+    documents = []
+    for section in re.split(rb"\n\s*\n\s*\n", text):
+        current = b""
+        for paragraph in section.split(b"\n\n"):
+            piece = paragraph.strip(b"\n") + b"\n\n"
+            if not piece.strip():
+                continue
+            if current and len(current) + len(piece) > most:
+                documents.append(current)
+                current = b""
+            while len(piece) > most:
+                documents.append(piece[:most])
+                piece = piece[most:]
+            current += piece
+        if current.strip():
             documents.append(current)
-            current = b""
-        while len(piece) > most:
-            documents.append(piece[:most])
-            piece = piece[most:]
-        current += piece
-    return documents + ([current] if current else [])
+    return documents
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ def test_documents_hold_all_of_a_text_and_none_is_too_long(paragraphs, most):
 
 def test_documents_end_at_blank_lines():
     assert cut_document(b"one\n\ntwo\n\nthree\n", 11) == [b"one\n\ntwo\n\n", b"three\n\n"]
+    assert cut_document(b"one\n\ntwo\n\n\nthree\n", 99) == [b"one\n\ntwo\n\n", b"three\n\n"]
 
 
 def write_files(folder, number=20):

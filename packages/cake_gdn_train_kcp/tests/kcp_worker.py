@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import cake_gdn_train_kcp
 from cake_shared.testing.gdn_inputs import base, generator, packed
@@ -144,6 +145,33 @@ class Collectives:
         return call
 
 
+# Two local sequences or more on each of two ranks, one of them cut: one or none is a shape of its own to dynamo.
+PACKS = ((30, 250, 20), (40, 10, 170, 20, 50), (9, 0, 8, 300, 7), (33, 200, 11, 12))
+
+
+def compiled_runs(world_size, rank):
+    """The compiled rule over packs of other lengths, with and without given shards: results, eager results, graphs."""
+    runs = []
+    for given in (False, True):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+
+        def model(q, *rest, **keywords):
+            o, states = cake_gdn_train_kcp.chunk_gated_delta_rule(q * 1.0, *rest, group=dist.group.WORLD, **keywords)
+            return o * 1.0, states * 1.0
+
+        compiled = torch.compile(model, backend=counter, fullgraph=True)
+        for lengths in PACKS:
+            scenario = Scenario(lengths, None)
+            shards = cake_gdn_train_kcp.plan_shards(global_case(scenario).cu_seqlens, world_size)
+            assert all(shard.sequences > 1 for shard in shards)
+            assert shards[0].continues_to_next
+            where = {"shards": shards} if given else {}
+            case = local_case(scenario, shards[rank])
+            runs.append((run(compiled, case, **where), run(model, case, **where), counter.frame_count))
+    return runs
+
+
 def main(rank, world_size, init_file, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{init_file}", rank=rank, world_size=world_size)
@@ -160,6 +188,8 @@ def main(rank, world_size, init_file, folder):
         torch.save(
             {"shards": shards, "results": results, "calls": list(collectives.calls)}, folder / f"{name}_{rank}.pt"
         )
+    if world_size == 2:
+        torch.save(compiled_runs(world_size, rank), folder / f"compiled_{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 import cake_gdn_train
 from cake_gdn_train_kcp import chunk_gated_delta_rule, plan_shards
+from cake_shared.errors import UnsupportedArchError
 from cake_shared.testing import assert_bitwise_equal, deterministic_fill
 from cake_shared.testing.gdn_inputs import base, packed, states
 from cake_shared.testing.gdn_run import run
@@ -41,11 +42,11 @@ def test_a_batch_without_group(world):
         assert_bitwise_equal(results[name], value, name)
 
 
-def test_offsets_may_be_left_out_when_shards_are_given(world):
+def test_shards_given_or_planned_are_the_same(world):
     case = case_with_states()
     shards = plan_shards(case.cu_seqlens, 1)
-    results = run(chunk_gated_delta_rule, case.with_(cu_seqlens=None), group=world, shards=shards)
-    expected = run(chunk_gated_delta_rule, case, group=world, shards=list(shards))
+    results = run(chunk_gated_delta_rule, case, group=world, shards=list(shards))
+    expected = run(chunk_gated_delta_rule, case, group=world)
     for name, value in expected.items():
         assert_bitwise_equal(results[name], value, name)
 
@@ -59,20 +60,34 @@ def test_deterministic_algorithms_are_accepted(world):
         assert_bitwise_equal(results[name], value, name)
 
 
-def test_a_compiled_model_breaks_its_graph_here_and_has_the_same_results(world):
+FLAGS = (0.25, True, True, True, False, False)
+
+
+def op_tensors(case):
+    parameters = torch.linspace(-1, 1, 4), torch.linspace(0, 1, 4)
+    return [case.q, case.k, case.v, case.g, case.beta, case.initial_state, *parameters]
+
+
+def test_opcheck_of_the_forward_operator(world):
     case = case_with_states()
+    tensors = [x.clone().requires_grad_() for x in op_tensors(case)]
+    op = torch.ops.cake_gdn_train_kcp.chunk_gated_delta_rule_fwd.default
+    where = (case.cu_seqlens, None, world.group_name)
+    torch.library.opcheck(op, (*tensors, *where, *FLAGS, False, True))
+    # The number of states is in the offsets' values: their fake shape is free, which opcheck has no way to compare.
+    tests = ("test_schema", "test_autograd_registration")
+    torch.library.opcheck(op, (*tensors, *where, *FLAGS, True, True), test_utils=tests)
 
-    def model(q, *rest, **keywords):
-        o, state = chunk_gated_delta_rule(q * 1.0, *rest, group=world, **keywords)
-        return o * 1.0, state
 
-    torch._dynamo.reset()
-    results, expected = run(torch.compile(model, backend="aot_eager"), case), run(model, case)
-    for name, value in expected.items():
-        assert_bitwise_equal(results[name], value, name)
-    torch._dynamo.reset()
-    with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError)):
-        run(torch.compile(model, backend="aot_eager", fullgraph=True), case)
+def test_opcheck_of_the_backward_operator(world):
+    case = case_with_states()
+    ops = torch.ops.cake_gdn_train_kcp
+    where = (case.cu_seqlens, [], world.group_name)
+    _, _, *tape = ops.chunk_gated_delta_rule_fwd(*op_tensors(case), *where, *FLAGS, False, True)
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    for needs in ([True] * 8, [i == 1 for i in range(8)]):
+        arguments = (case.do, case.d_state, *op_tensors(case), *where, *tape, *FLAGS, needs)
+        torch.library.opcheck(ops.chunk_gated_delta_rule_bwd.default, arguments, test_utils=tests)
 
 
 def test_second_derivatives_raise(world):
@@ -106,8 +121,10 @@ BAD_PLACES = {
     "shards without group": ({"group": None, "shards": ONE}, ValueError, "shards", "tuple without group"),
     "shards are numbers": ({"shards": (1,)}, TypeError, "shards", "tuple"),
     "shards are one shard": ({"shards": ONE[0]}, TypeError, "shards", "Shard"),
-    "shards of another size": ({"shards": TWO}, ValueError, "shards", r"\[0, 1\]"),
-    "shards of another pack": ({"shards": plan_shards([0, 30, 60], 1)}, ValueError, "shards", "60 tokens"),
+    "shards of another size": ({"shards": TWO}, ValueError, "shards", "2 of them"),
+    "shards out of order": ({"shards": TWO[::-1]}, ValueError, "shards", r"\[1, 0\]"),
+    "shards of another length": ({"shards": plan_shards([0, 30, 60], 1)}, ValueError, "shards", "tokens 0 to 60"),
+    "shards of other sequences": ({"shards": plan_shards([0, 30, T], 1)}, ValueError, "shards", "other sequences"),
     "no offsets": ({"cu_seqlens": None}, ValueError, "cu_seqlens", "None"),
     "offsets are a list": ({"cu_seqlens": [0, T]}, TypeError, "cu_seqlens", "list"),
     "offsets are floats": ({"cu_seqlens": offsets(0, T, dtype=torch.float32)}, TypeError, "cu_seqlens", "float32"),
@@ -122,7 +139,7 @@ BAD_PLACES = {
         "initial_state",
         "3",
     ),
-    "another backend": ({"backend": "cuda"}, ValueError, "backend", "cuda"),
+    "another backend": ({"backend": "cuda"}, UnsupportedArchError, "backend", "cuda"),
 }
 
 

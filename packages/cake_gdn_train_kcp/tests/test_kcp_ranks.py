@@ -10,6 +10,7 @@ import torch
 import cake_gdn_train
 from cake_gdn_train_kcp import plan_shards
 from cake_shared.gdn.oracle import ref_chunk_gated_delta_rule
+from cake_shared.testing import assert_bitwise_equal
 from cake_shared.testing.gdn_reference import assert_near_in_fp32
 from cake_shared.testing.gdn_run import run
 
@@ -162,3 +163,15 @@ def test_ranks_together_are_the_single_rank(ranks, world_size, name):
         for result in ("dq", "dk", "dv", "dg", "dbeta"):
             together = torch.cat([got["results"][result] for got in ranks(world_size, name)], 1)
             assert_near_in_fp32(together, whole[result].double(), 1e-5, result)
+
+
+def test_the_compiled_rule_has_the_bits_of_the_eager_one(ranks):
+    """One graph without a break, at most one recompilation over four packs, shards given or not."""
+    for runs in ranks(2, "compiled"):
+        assert len(runs) == 2 * len(worker.PACKS)
+        for results, eager, _ in runs:
+            for name, value in eager.items():
+                assert_bitwise_equal(results[name], value, name)
+        planned, given = (runs[half * len(worker.PACKS) :][: len(worker.PACKS)] for half in (0, 1))
+        assert planned[-1][2] <= 2
+        assert given[-1][2] <= 2

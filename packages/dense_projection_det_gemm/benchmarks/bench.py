@@ -1,13 +1,14 @@
 """Times the GEMMs beside torch's own on the CPU: `python -m cake_shared.bench run dense-projection-det-gemm`."""
 
+import functools
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 import dense_projection_det_gemm as det
 from cake_shared.bench import Arm, Cell, Suite, Table
+from cake_shared.bench.host import import_table, least_microseconds
 from cake_shared.gemm import oracle
 from cake_shared.testing import relative_l2
 
@@ -103,21 +104,12 @@ def host_time():
     return Table("Host time of a call", ["call", "time"], rows, note), micros
 
 
-def least_microseconds(call, calls=200, tries=20):
-    """Mean time of a call in the best of some tries, which other processes disturbed least."""
-    means = []
-    for _ in range(tries + 1):
-        begin = time.perf_counter_ns()
-        for _ in range(calls):
-            call()
-        means.append((time.perf_counter_ns() - begin) / calls / 1000)
-    return min(means[1:])
-
-
 CELLS = [
     cell(direction, *widths) for widths in PROJECTIONS for direction in ("forward", "dgrad", "wgrad", "wgrad FP32")
 ]
 CELLS += [cell(f"router {direction}", *ROUTER) for direction in ("forward", "dgrad", "wgrad")]
 
+FINDINGS = [host_time, functools.partial(import_table, "dense_projection_det_gemm")]
+
 if __name__ == "__main__":
-    sys.exit(Suite("dense_projection_det_gemm", Path(__file__), CELLS, findings=[host_time]).main())
+    sys.exit(Suite("dense_projection_det_gemm", Path(__file__), CELLS, findings=FINDINGS).main())

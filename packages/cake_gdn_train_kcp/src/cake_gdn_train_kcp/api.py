@@ -4,15 +4,13 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
-from cake_gdn_train import Needs, Saved
 from cake_gdn_train import chunk_gated_delta_rule as single_rank_rule
-from cake_gdn_train_kcp.plan import Shard, plan_shards
-from cake_gdn_train_kcp.sharded import Place, Tape, backward, forward
+from cake_gdn_train_kcp.check import check_rank, cuts_of, make_place
+from cake_gdn_train_kcp.ops import run_eager, run_operator
+from cake_gdn_train_kcp.plan import Shard
 from cake_shared.check import check_backend, kind_of
-from cake_shared.gdn.check import check_call
-from cake_shared.gdn.options import Inputs, Options, make_call
+from cake_shared.gdn.options import make_call
 
 
 def chunk_gated_delta_rule(
@@ -63,7 +61,7 @@ def chunk_gated_delta_rule(
         sequence that ends here, the state at the cut of one that continues. All are differentiable.
     cu_seqlens
         Offsets of the whole pack, the same on every rank: int32 or int64 `[N + 1]` in host memory, from 0 to the number
-        of tokens of all ranks together. May be left out when `shards` are given.
+        of tokens of all ranks together.
     backend
         As in `cake_gdn_train`.
     group
@@ -108,8 +106,6 @@ def chunk_gated_delta_rule(
             cu_seqlens=cu_seqlens,
             backend=backend,
         )
-    place = _place(group, cu_seqlens, shards)
-    local_offsets = torch.tensor(place.shard.cu_seqlens, dtype=torch.int64)
     inputs, options = make_call(
         q,
         k,
@@ -120,100 +116,17 @@ def chunk_gated_delta_rule(
         initial_state,
         A_log,
         dt_bias,
-        local_offsets,
+        cu_seqlens,
         use_qk_l2norm_in_kernel,
         use_gate_in_kernel,
         use_beta_sigmoid_in_kernel,
         allow_neg_eigval,
         state_v_first,
     )
-    check_call(inputs, options)
-    _check_local(inputs, place, backend)
-    return _Sharded.apply(
-        place, options, bool(output_final_state), local_offsets, q, k, v, g, beta, initial_state, A_log, dt_bias
-    )
-
-
-def _place(group: object, cu_seqlens: object, shards: object) -> Place:
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"group: got {kind_of(group)}, takes a torch.distributed.ProcessGroup or None")
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    if rank < 0:
-        raise ValueError("group: got one that this process is not a rank of, takes one that it belongs to")
-    if shards is None:
-        if cu_seqlens is None:
-            raise ValueError("cu_seqlens: got None with a group, takes the offsets of the whole pack")
-        _check_offsets(cu_seqlens)
-        return Place(group, plan_shards(cu_seqlens, size), rank)
-    if not isinstance(shards, Sequence) or not all(isinstance(shard, Shard) for shard in shards):
-        raise TypeError(f"shards: got {kind_of(shards)}, takes a sequence of Shard, as plan_shards makes it")
-    shards = tuple(shards)
-    if [shard.rank for shard in shards] != list(range(size)):
-        raise ValueError(
-            f"shards: got ranks {[shard.rank for shard in shards]}, takes one for each of {size} ranks in order"
-        )
-    if isinstance(cu_seqlens, torch.Tensor) and cu_seqlens.device.type == "cpu":
-        _check_offsets(cu_seqlens)
-        cuts = [shard.start for shard in shards[1:]]
-        if plan_shards(cu_seqlens, size, cuts=cuts) != shards:
-            raise ValueError(
-                f"shards: got a plan of {shards[-1].stop} tokens with cuts {cuts} that does not belong to cu_seqlens, "
-                "takes what plan_shards makes of the same offsets"
-            )
-    return Place(group, shards, rank)
-
-
-def _check_offsets(cu_seqlens: object) -> None:
-    if not isinstance(cu_seqlens, torch.Tensor):
-        raise TypeError(f"cu_seqlens: got {kind_of(cu_seqlens)}, takes a torch.Tensor")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"cu_seqlens: got {str(cu_seqlens.dtype).removeprefix('torch.')}, takes int32 or int64")
-    if cu_seqlens.dim() != 1:
-        raise ValueError(f"cu_seqlens: got shape {list(cu_seqlens.shape)}, takes [N + 1] with N >= 0")
-
-
-def _check_local(inputs: Inputs, place: Place, backend: object) -> None:
-    check_backend(backend)
-    device = inputs.q.device
-    if backend is not None and backend != device.type:
-        raise ValueError(f"backend: got {backend!r} with tensors on {device}, takes None or that of the device")
-    tokens = place.shard.tokens
-    if inputs.q.shape[1] < tokens:
-        raise ValueError(
-            f"q: got T = {inputs.q.shape[1]} tokens, takes at least the {tokens} of rank {place.rank}'s shard"
-        )
-
-
-class _Sharded(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx, place, options, output_final_state, local_offsets, q, k, v, g, beta, initial_state, A_log, dt_bias
-    ):
-        needs = Needs(*ctx.needs_input_grad[4:])
-        inside = _inside(q, k, v, g, beta, initial_state, A_log, dt_bias, local_offsets, options)
-        o, final, tape = forward(inside, options, place, output_final_state, any(needs))
-        ctx.set_materialize_grads(False)
-        ctx.place, ctx.options, ctx.needs = place, options, needs
-        ctx.save_for_backward(
-            q, k, v, g, beta, initial_state, A_log, dt_bias, local_offsets, tape.entry, tape.transfer, *tape.saved
-        )
-        return o, _layout(final, options)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, d_o, d_final):
-        *inputs, local_offsets, entry, transfer, entry_states = ctx.saved_tensors
-        inside = _inside(*inputs, local_offsets, ctx.options)
-        tape = Tape(Saved(entry_states), entry, transfer)
-        grads = backward(inside, ctx.options, ctx.place, d_o, _layout(d_final, ctx.options), tape, ctx.needs)
-        grads = grads._replace(initial_state=_layout(grads.initial_state, ctx.options))
-        return (None,) * 4 + tuple(grads)
-
-
-def _layout(states: torch.Tensor | None, options: Options) -> torch.Tensor | None:
-    """States between the call's layout and `[N, HV, K, V]`, in either direction."""
-    return states.mT.contiguous() if states is not None and options.state_v_first else states
-
-
-def _inside(q, k, v, g, beta, initial_state, A_log, dt_bias, local_offsets, options) -> Inputs:
-    return Inputs(k, g, beta, q, v, _layout(initial_state, options), A_log, dt_bias, local_offsets)
+    cuts = cuts_of(shards)
+    if torch.compiler.is_compiling():
+        check_backend(backend)
+        return run_operator(inputs, options, bool(output_final_state), cuts, group.group_name)
+    place = make_place(group, cu_seqlens, cuts, shards)
+    check_rank(inputs, options, place, backend)
+    return run_eager(place, inputs, options, bool(output_final_state))

@@ -3,7 +3,7 @@
 Inside, states are `[N, HV, K, V]` whatever the layout of the call.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from cake_gdn_train_kcp.exchange import (
 )
 from cake_gdn_train_kcp.plan import Shard
 from cake_shared.gdn.options import Inputs, Options
+from cake_shared.gdn.segments import forward_maps
 
 ONLY_INITIAL_STATE = Needs(False, False, False, False, False, True, False, False)
 
@@ -35,6 +36,10 @@ class Place:
     def shard(self) -> Shard:
         """This rank's shard."""
         return self.shards[self.rank]
+
+    def local_offsets(self) -> torch.Tensor:
+        """Offsets of the local sequences as a tensor `[n + 1]`, int64, in host memory."""
+        return torch.tensor(self.shard.cu_seqlens, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -103,19 +108,6 @@ def _run(inputs: Inputs, options: Options, states: torch.Tensor | None, want_fin
     )
 
 
-def transfer_pair(inputs: Inputs, options: Options) -> torch.Tensor:
-    """The pair `(M, N)` of one run of tokens, `[HV, K, K + V]`: what it makes of the unit matrix and of zero.
-
-    Value columns never mix, so both come from one run over states `[I | 0]` with values `[0 | v]`.
-    """
-    heads, key_dim, value_dim = _state_shape(inputs)
-    v = inputs.v
-    wide = torch.cat([v.new_zeros((*v.shape[:3], key_dim)), v], -1)
-    start = torch.zeros(1, heads, key_dim, key_dim + value_dim, dtype=_state_dtype(inputs), device=v.device)
-    start[..., :key_dim] = torch.eye(key_dim, dtype=start.dtype, device=v.device)
-    return _run(replace(inputs, v=wide), options, start, True, False)[1][0]
-
-
 def forward(inputs: Inputs, options: Options, place: Place, want_final: bool, save: bool):
     """Outputs of this rank's tokens, final states of its local sequences or None, and the tape.
 
@@ -135,12 +127,14 @@ def forward(inputs: Inputs, options: Options, place: Place, want_final: bool, sa
             pair[..., key_dim:] = results[1][-1]
     elif shard.continues_to_next:
         tail = _tokens(inputs, *shard.cu_seqlens[-2:])
+        reduced = forward_maps(tail, options)
         if shard.passes_through:
-            pair = transfer_pair(tail, options)
-            transfer = pair[..., :key_dim].contiguous()
+            transfer = reduced.linear[0]
+            pair[..., :key_dim], pair[..., key_dim:] = transfer, reduced.constant[0]
+        elif inputs.initial_state is None:
+            pair[..., key_dim:] = reduced.constant[0]
         else:
-            begin = None if inputs.initial_state is None else inputs.initial_state[-1:]
-            pair[..., key_dim:] = _run(tail, options, begin, True, False)[1][0]
+            pair[..., key_dim:] = reduced(inputs.initial_state[-1:].to(pair.dtype))[0]
     pairs = gather_pairs(pair, place.group)
     if results is None:
         entry = compose_states(pairs, source_ranks(place.shards, place.rank))
@@ -191,7 +185,7 @@ def backward(
     elif shard.continues_from_previous:
         head = _tokens(inputs, *shard.cu_seqlens[:2])
         stop = shard.cu_seqlens[1]
-        nothing = Saved(states.new_empty((0, heads, key_dim, value_dim)))
+        nothing = Saved(states.new_empty(0))
         pair[..., key_dim:] = _run_back(
             head,
             options,

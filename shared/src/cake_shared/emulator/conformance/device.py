@@ -84,9 +84,14 @@ class Device:
             self.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(max(source.size, 1)))
             self.call("cuMemcpyHtoD_v2", address, ctypes.c_void_p(source.ctypes.data), ctypes.c_size_t(source.size))
             addresses[key], sizes[key] = address, source.size
-        for launch in case.launches:
+        following = [launch.programmatic for launch in case.launches[1:]] + [False]
+        for launch, overlapped in zip(case.launches, following, strict=True):
             self._launch(module, launch, addresses)
-        self.call("cuCtxSynchronize")
+            if not overlapped:
+                try:
+                    self.call("cuCtxSynchronize")
+                except DriverError as error:
+                    raise DriverError(f"{error} after {launch}") from None
         result = {}
         for key, address in addresses.items():
             result[key] = np.empty(sizes[key], np.uint8)
@@ -142,8 +147,8 @@ class Device:
         return (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
 
     def _tensor_map(self, arg: MapArg, address: int) -> object:
-        raw = (ctypes.c_uint8 * 192)()
-        result = (ctypes.c_uint8 * 128).from_buffer(raw, -ctypes.addressof(raw) % 64)
+        raw = (ctypes.c_uint8 * 256)()
+        result = (ctypes.c_uint8 * 128).from_buffer(raw, -ctypes.addressof(raw) % 128)
         rank = len(arg.dims)
         self.call(
             "cuTensorMapEncodeTiled",

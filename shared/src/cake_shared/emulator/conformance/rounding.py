@@ -50,7 +50,7 @@ def round_to(high: np.ndarray, low: np.ndarray | float, fmt: Format, mode: str) 
     mantissa, exponent = np.frexp(value)
     # Just inside of a power of two the spacing is that of the binade below.
     inside = (np.abs(mantissa) == 0.5) & (np.sign(low) * np.sign(value) < 0)
-    exponent = exponent - inside
+    exponent = np.where(value == 0, fmt.min_exponent, exponent - inside)
     step_exponent = np.maximum(exponent - fmt.precision, fmt.min_exponent - fmt.precision + 1)
     scaled = np.ldexp(value, -step_exponent)
     # |low| is below one unit in the last place of `high`, so its sign alone decides next to an integer or a tie.

@@ -40,7 +40,11 @@ FlightHandle RegisterFlight::writer(u32 slot) const {
   return nullptr;
 }
 
-void RegisterFlight::unwaited(const Warp& w, const FlightEntry& e) const {
+void RegisterFlight::unwaited(Warp& w, const FlightEntry& e) const {
+  if (w.gang->launch->detect != Detect::All) {
+    w.gang->async.complete(*w.gang, e.op);
+    return;
+  }
   fault("UnwaitedResult", "uses a register that " + w.gang->launch->program->opcodes[e.opcode] + " of line " +
         std::to_string(e.line) + " writes, before the wait for it");
 }
@@ -56,6 +60,29 @@ void RegisterFlight::overwrite(Warp& w, u32 slot) {
   marks_[unit(slot)] &= static_cast<u8>(~kWritten);
 }
 
+// A mov whose source is in flight.
+bool RegisterFlight::admit_copy(Warp& w) {
+  const Program& p = *w.gang->launch->program;
+  const Program::Touched& touched = p.touched[w.pc];
+  const u32* reads = p.touched_slots.data() + touched.first;
+  const u32* writes = reads + touched.reads;
+  FlightHandle last;
+  for (u32 k = 0; k < touched.reads; ++k) {
+    if (!is_written(reads[k])) continue;
+    last = writer(reads[k]);
+    if (touched.reads > 1 || touched.writes > 1) w.gang->async.complete(*w.gang, last->op);
+  }
+  for (u32 k = 0; k < touched.writes; ++k) {
+    if (touched.reads == 1 && writes[k] == reads[0]) return true;
+    if (is_written(writes[k])) overwrite(w, writes[k]);
+    last->writes.push_back(writes[k]);
+    marks_[unit(writes[k])] |= kWritten;
+  }
+  if (last->op->done) return true;
+  last->copies.push_back({writes[0], reads[0], w.mask});
+  return false;
+}
+
 bool RegisterFlight::admit(Warp& w) {
   if (entries_.empty()) return true;
   const Program& p = *w.gang->launch->program;
@@ -65,16 +92,8 @@ bool RegisterFlight::admit(Warp& w) {
   for (u32 k = 0; k < touched.reads; ++k) {
     const u32 slot = p.touched_slots[touched.first + k];
     if (!is_written(slot)) continue;
-    const FlightHandle e = writer(slot);
-    if (!copy) unwaited(w, *e);
-    const u32 to = p.touched_slots[touched.first + touched.reads];
-    if (to == slot) return true;
-    if (is_written(to)) overwrite(w, to);
-    e->writes.push_back(to);
-    marks_[unit(to)] |= kWritten;
-    if (e->op->done) return true;
-    e->copies.push_back({to, slot, w.mask});
-    return false;
+    if (copy) return admit_copy(w);
+    unwaited(w, *writer(slot));
   }
   for (u32 k = 0; k < touched.writes; ++k) {
     const u32 slot = p.touched_slots[touched.first + touched.reads + k];
@@ -82,7 +101,7 @@ bool RegisterFlight::admit(Warp& w) {
       if (!copy) unwaited(w, *writer(slot));
       overwrite(w, slot);
     }
-    if (is_read(slot)) {
+    if (is_read(slot) && w.gang->launch->detect == Detect::All) {
       for (const auto& e : entries_) {
         if (std::find(e->reads.begin(), e->reads.end(), slot) == e->reads.end()) continue;
         fault("UnwaitedResult", "changes a register that " + p.opcodes[e->opcode] + " of line " + std::to_string(e->line) +

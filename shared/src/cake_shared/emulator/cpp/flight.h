@@ -16,8 +16,8 @@ struct FlightEntry {
   u32 line = 0;
   u32 opcode = 0;
   bool waited = false;
-  // Compilers copy destinations with mov before the wait, which assembles to nothing. Such a copy happens when the
-  // operation does, and its destination is in flight too.
+  // Compilers copy and pack destinations with mov before the wait, which assembles to nothing. A plain copy happens when
+  // the operation does; packing makes the operation happen. Either way what the mov writes is in flight too.
   struct Copy {
     u32 to, from, mask;
   };
@@ -37,13 +37,15 @@ class RegisterFlight {
   bool is_read(u32 slot) const { return marks_[unit(slot)] & kRead; }
   // The newest entry that writes `slot`, or null.
   FlightHandle writer(u32 slot) const;
-  [[noreturn]] void unwaited(const Warp& w, const FlightEntry& e) const;
+  // A register that `e` writes is used before its wait: a fault, or with cheap detectors the operation happens now.
+  void unwaited(Warp& w, const FlightEntry& e) const;
   bool empty() const { return entries_.empty(); }
 
  private:
   static constexpr u8 kWritten = 1, kRead = 2;
   static u32 unit(u32 slot) { return slot / (kLanes * 4); }
   void overwrite(Warp& w, u32 slot);
+  bool admit_copy(Warp& w);
   std::vector<FlightHandle> entries_;
   std::vector<u8> marks_;
 };

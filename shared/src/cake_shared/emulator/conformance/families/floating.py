@@ -147,9 +147,24 @@ def single() -> list[Snippet]:
                 )
         add(f"abs{ftz}.f32", 1, np.abs, bool(ftz))
         add(f"neg{ftz}.f32", 1, np.negative, bool(ftz))
+    rows += _edge_of_flushing()
     copysign = lambda a, b: (a & 0x80000000) | (b & 0x7FFFFFFF)  # noqa: E731
     rows.append(Snippet("copysign.f32", "copysign.f32 {d}, {a}, {b};", ("f32", "f32"), ("f32",), copysign, "nan"))
     return rows + _testp("f32")
+
+
+def _edge_of_flushing() -> list[Snippet]:
+    """Products that lie just below the smallest normal number and round up to it: whether .ftz flushes, the GPU says."""
+
+    def near(a: Array, b: Array) -> tuple[Array, Array]:
+        return (a & 0x80000003) + np.uint32(0x00800000), (b & 7) ^ np.uint32(0x3F7FFFFF)
+
+    body = "{{ .reg .b32 z; mov.b32 z, 0x80000000; fma.rn.ftz.f32 {d}, {a}, {b}, z; }}"
+    return [
+        Snippet("mul.rn.ftz.f32 at the edge", "mul.rn.ftz.f32 {d}, {a}, {b};", ("f32", "f32"), ("f32",), domain=near),
+        Snippet("mul.rp.ftz.f32 at the edge", "mul.rp.ftz.f32 {d}, {a}, {b};", ("f32", "f32"), ("f32",), domain=near),
+        Snippet("fma.rn.ftz.f32 at the edge", body, ("f32", "f32"), ("f32",), domain=near),
+    ]
 
 
 def _testp(kind: str) -> list[Snippet]:
@@ -159,7 +174,7 @@ def _testp(kind: str) -> list[Snippet]:
         "infinite": np.isinf,
         "number": lambda x: ~np.isnan(x),
         "notanumber": np.isnan,
-        "normal": lambda x: np.isfinite(x) & (np.abs(x) >= smallest),
+        "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= smallest) | (x == 0)),
         "subnormal": lambda x: (np.abs(x) < smallest) & (x != 0),
     }
     return [
@@ -285,6 +300,20 @@ def half() -> list[Snippet]:
             body = f"{name} {{d}}, {operands};"
             rows.append(Snippet(name, body, (type_,) * arity, (type_,), reference, "nan", domain=domain))
 
+    def tiny_to_zero(high: Array, low: Array | float, rounded: Array) -> Array:
+        # An H200 flushes FP16 results that are subnormal before rounding, also those that would round up to normal.
+        least = 2.0**rd.F16.min_exponent
+        tiny = (np.abs(high) < least) | ((np.abs(high) == least) & (np.sign(low) * np.sign(high) < 0))
+        return np.where(tiny, np.copysign(0.0, high), rounded)
+
+    def multiply(x: Array, y: Array, f: rd.Format, ftz: bool) -> Array:
+        rounded = rd.round_to(x * y, 0.0, f, "rn")
+        return tiny_to_zero(x * y, 0.0, rounded) if ftz else rounded
+
+    def fuse(x: Array, y: Array, z: Array, f: rd.Format, ftz: bool) -> Array:
+        rounded = fma_exact(x, y, z, f, "rn")
+        return tiny_to_zero(*rd.two_sum(x * y, z), rounded) if ftz else rounded
+
     same = lambda v: v  # noqa: E731
     for kind in ("f16", "bf16"):
         f = FORMATS[kind]
@@ -294,12 +323,12 @@ def half() -> list[Snippet]:
         for end, clamp, ftz in ends:
             add("add" + end, kind, 2, lambda x, y, c=clamp, f=f: c(add_exact(x, y, f, "rn")), ftz)
             add("sub" + end, kind, 2, lambda x, y, c=clamp, f=f: c(add_exact(x, -y, f, "rn")), ftz)
-            add("mul" + end, kind, 2, lambda x, y, c=clamp, f=f: c(rd.round_to(x * y, 0.0, f, "rn")), ftz)
-            add("fma" + end, kind, 3, lambda x, y, z, c=clamp, f=f: c(fma_exact(x, y, z, f, "rn")), ftz)
+            add("mul" + end, kind, 2, lambda x, y, c=clamp, f=f, z=ftz: c(multiply(x, y, f, z)), ftz)
+            add("fma" + end, kind, 3, lambda x, y, z, c=clamp, f=f, t=ftz: c(fuse(x, y, z, f, t)), ftz)
         for end, ftz in ((".rn.relu", False), (".rn.ftz.relu", True)):
             if kind == "bf16" and ftz:
                 continue
-            add("fma" + end, kind, 3, lambda x, y, z, f=f: relu(fma_exact(x, y, z, f, "rn")), ftz)
+            add("fma" + end, kind, 3, lambda x, y, z, f=f, t=ftz: relu(fuse(x, y, z, f, t)), ftz)
         for name, greater in (("min", False), ("max", True)):
             for nan in ("", ".NaN"):
                 add(name + nan, kind, 2, lambda x, y, g=greater, p=bool(nan): lesser(x, y, g, p), False)

@@ -196,10 +196,17 @@ def _bfind(t: str, value: int) -> int:
     return value.bit_length() - 1 if value else 0xFFFFFFFF
 
 
+def _field(bits: int, position: int, length: int) -> tuple[int, int]:
+    """The ISA limits both operands to 0..255. An H200 takes them modulo 256 for 32 bits and saturates for 64."""
+    if bits == 32:
+        return position & 0xFF, length & 0xFF
+    return min(position, 0xFF), min(length, 0xFF)
+
+
 def _bfe(t: str, value: int, position: int, length: int) -> int:
     bits = _bits(t)
     raw = value & ((1 << bits) - 1)
-    position, length = position & 0xFF, length & 0xFF
+    position, length = _field(bits, position, length)
     if t[0] == "u" or length == 0:
         sign = 0
     else:
@@ -212,7 +219,7 @@ def _bfe(t: str, value: int, position: int, length: int) -> int:
 
 
 def _bfi(bits: int, source: int, into: int, position: int, length: int) -> int:
-    position, length = position & 0xFF, length & 0xFF
+    position, length = _field(bits, position, length)
     result = into
     for i in range(length):
         if position + i >= bits:

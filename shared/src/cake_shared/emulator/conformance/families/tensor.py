@@ -206,7 +206,7 @@ REDUCTIONS += [
 
 
 def _entry_head(name: str, rank: int, pointers: tuple[str, ...]) -> str:
-    params = [".param .align 64 .b8 p_map[128]"] + [f".param .u64 p_{p}" for p in pointers]
+    params = [".param .align 128 .b8 p_map[128]"] + [f".param .u64 p_{p}" for p in pointers]
     params += [f".param .u32 p_c{i}" for i in range(rank)]
     loads = "\n".join(f".reg .b32 c{i};\nld.param.u32 c{i}, [p_c{i}];" for i in range(rank))
     return f""".visible .entry {name}({", ".join(params)})

@@ -1,0 +1,55 @@
+"""The conformance programs in the emulator: against NumPy, in every completion order, and against the H200."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from cake_shared.emulator import Options
+from cake_shared.emulator.conformance import compare
+from cake_shared.emulator.conformance.emulate import run_case
+from cake_shared.emulator.conformance.programs import PROGRAMS
+
+RESULTS = pathlib.Path(compare.__file__).parent / "results_h200.json"
+BY_NAME = {program.name: program for program in PROGRAMS}
+ASYNCHRONOUS = [p.name for p in PROGRAMS if p.family != "single instructions"]
+
+
+def failures(case, data):
+    verdicts = (compare.against_reference(check, data[check.buffer]) for check in case.checks)
+    return [f"{v.name}: {v.wrong} of {v.elements}: {v.examples}" for v in verdicts if v is not None and not v.passed]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_program_gives_what_numpy_and_the_gpu_give(name):
+    case = BY_NAME[name].build()
+    data = run_case(case)
+    assert failures(case, data) == []
+    if RESULTS.exists():
+        measured = json.loads(RESULTS.read_text())["programs"].get(name, {})
+        want = measured.get("device_sha256")
+        if want is not None:
+            assert compare.fingerprint(case.checks, data) == want
+
+
+@pytest.mark.parametrize("order", ["lazy", "random"])
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_a_program_is_right_under_every_order_of_completion(name, order):
+    case = BY_NAME[name].build()
+    for seed in range(1 if order == "lazy" else 3):
+        assert failures(case, run_case(case, options=Options(order=order, seed=seed))) == [], seed
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    case = BY_NAME["fp32 arithmetic"].build()
+    one, four = (run_case(case, options=Options(threads=threads))["out"] for threads in (1, 4))
+    np.testing.assert_array_equal(one, four)
+
+
+def test_the_judge_sees_a_single_wrong_bit():
+    case = BY_NAME["shuffles"].build()
+    data = run_case(case)
+    data["out"][777] ^= 4
+    assert len(failures(case, data)) == 1
+    assert compare.fingerprint(case.checks, data) != compare.fingerprint(case.checks, run_case(case))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import dense_projection_det_gemm as det
 from cake_shared.gemm import oracle
@@ -123,6 +123,30 @@ def test_u46_checkpointing_gives_the_same_bits(kind, reentrant):
     z = checkpoint(function, *recomputed, use_reentrant=reentrant)
     z.backward(g)
     assert_bitwise_equal(z.detach(), y.detach())
+    for actual, expected in zip(recomputed, plain):
+        assert_bitwise_equal(actual.grad, expected.grad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_selective_checkpointing_sees_one_operation(kind):
+    """Under a dispatch mode the call is one operator, which a policy can save or recompute; the bits stay."""
+    function, x, w, g = case(kind)
+    plain, recomputed = leaves(x, w), leaves(x, w)
+    function(*plain).backward(g)
+    seen = set()
+
+    def policy(context, op, *args, **kwargs):
+        seen.add(str(op))
+        return CheckpointPolicy.MUST_SAVE if "forward" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def contexts():
+        return create_selective_checkpoint_contexts(policy)
+
+    checkpoint(function, *recomputed, use_reentrant=False, context_fn=contexts).backward(g)
+    assert {name for name in seen if "dense_projection" in name} == {
+        f"dense_projection_det_gemm.{'router' if 'router' in kind else 'projection'}_forward.default"
+    }
+    assert not any("mm" in name.split(".")[1] for name in seen)
     for actual, expected in zip(recomputed, plain):
         assert_bitwise_equal(actual.grad, expected.grad)
 

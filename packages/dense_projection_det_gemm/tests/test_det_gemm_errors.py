@@ -1,7 +1,5 @@
 """Every bad argument of every public function raises the promised error, naming argument, what it got and takes."""
 
-import re
-
 import pytest
 import torch
 
@@ -293,23 +291,39 @@ def test_neighbouring_columns_of_one_buffer_are_no_overlap():
     assert bool((heads[:, :, 16:24] == 8).all())
 
 
-@pytest.mark.parametrize("capability", [(9, 0), (10, 0), (8, 0)])
-def test_cuda_names_package_architecture_and_way_out(monkeypatch, capability):
+class OnCuda:
+    device = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("stage", ["gemm_out", "router_out"])
+def test_cuda_names_package_architecture_and_way_out(monkeypatch, stage):
     """On a CUDA device without a program: UnsupportedArchError, never the CPU path."""
     from dense_projection_det_gemm import cuda
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "a GPU")
-    out = torch.empty(0, device="meta")
-    monkeypatch.setattr("cake_shared.target.torch", torch, raising=False)
-    with pytest.raises(UnsupportedArchError) as caught:
-        cuda.prepare("gemm_out", None, None, None, _OnCuda(out))
-    assert re.search("CPU", str(caught.value))
-    if capability != (8, 0):
-        assert "dense_projection_det_gemm" in str(caught.value)
-    assert not issubclass(UnsupportedArchError, BuildError)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 3))
+    with pytest.raises(UnsupportedArchError, match=r"dense_projection_det_gemm .*sm_103a.*CPU"):
+        cuda.prepare(stage, None, None, None, OnCuda())
 
 
-class _OnCuda:
-    def __init__(self, tensor):
-        self.device = torch.device("cuda", 0)
+def test_a_record_without_a_launcher_is_an_error(monkeypatch):
+    """Were a program recorded that this version cannot launch, it says so."""
+    from types import SimpleNamespace
+
+    from dense_projection_det_gemm import cuda
+
+    record = SimpleNamespace(program="gemm_sm90", architecture="sm_90a")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr("cake_shared.program.program_for", lambda *arguments: record)
+    with pytest.raises(BuildError, match="gemm_sm90 is recorded for sm_90a, but this version has no launcher"):
+        cuda.prepare("gemm_out", None, None, None, OnCuda())
+
+
+@pytest.mark.gpu
+def test_cuda_tensors_raise():
+    x, w = (torch.zeros(8, 16, dtype=BF16, device="cuda") for _ in range(2))
+    with pytest.raises(UnsupportedArchError, match="CPU"):
+        det.projection_forward(x, w)
+    with pytest.raises(UnsupportedArchError, match="CPU"):
+        det.projection_forward(x, w, backend="cuda")
+    with pytest.raises(ValueError, match="backend: got 'cpu' with tensors on cuda"):
+        det.projection_forward(x, w, backend="cpu")

@@ -196,6 +196,25 @@ def test_main_grad_under_compile():
     assert dense.weight.grad is None
 
 
+@pytest.mark.parametrize("kind", ["dense", "fused", "gate"])
+def test_compiled_modules_recompile_once_for_a_dynamic_length(kind):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    module = det.RouterGate(40, 24) if kind == "gate" else det.DenseProjection(40, 24)
+    if kind == "fused":
+        _, module = fused()
+        module.allocate_main_grad()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(module, fullgraph=True, backend=counter)
+    for tokens in (64, 130, 9, 77):
+        x = normal(2, tokens, 40, seed=tokens)
+        y = compiled(x)
+        y.float().sum().backward()
+        assert_bitwise_equal(y.detach(), module(x).detach())
+    assert counter.frame_count <= 2
+
+
 @pytest.mark.parametrize("x_dtype", [FP32, BF16])
 def test_router_gate(x_dtype):
     torch.manual_seed(1)

@@ -113,6 +113,12 @@ def test_what_moves_bits_depends_on_neither_rows_nor_width():
         assert getattr(wide, field) == getattr(tall, field)
 
 
+def test_only_the_cpu_is_planned():
+    for plan, problem in ((plan_gemm, gemm_problem()), (plan_router, RouterProblem(1, 8, 512, "k", "k", 3, 3))):
+        with pytest.raises(ValueError, match=r"problem.target: got 'cuda', takes 'cpu'"):
+            plan(dataclasses.replace(problem, target="cuda"))
+
+
 def test_workspace_is_bounded():
     """Widened tiles only: operands of any size take a few MB."""
     assert plan_gemm(gemm_problem(m=10**6, n=10**5, k=10**6)).workspace_bytes < 6 * 2**20

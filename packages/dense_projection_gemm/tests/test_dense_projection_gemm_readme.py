@@ -20,10 +20,10 @@ def test_example_runs():
 
 
 def test_import_takes_under_a_fifth_of_a_second_and_touches_no_device():
-    """On top of torch; the least of three processes, since others may be running."""
+    """On top of torch; processor time, and the least of three processes, since others may be running."""
     code = (
-        "import sys, time, torch; before = set(sys.modules); t = time.perf_counter(); "
-        f"import {PACKAGE}; print(time.perf_counter() - t); "
+        "import sys, time, torch; before = set(sys.modules); t = time.process_time(); "
+        f"import {PACKAGE}; print(time.process_time() - t); "
         "assert not torch.cuda.is_initialized(); "
         "loaded = set(sys.modules) - before; "
         "assert not loaded & {'numpy', 'tvm_ffi', 'matplotlib', 'cake_shared.jit'}, loaded"

@@ -1,4 +1,4 @@
-"""Problem -> Plan of this package: every choice that a call leads to, as a frozen printable value. No torch is needed.
+"""Problem -> Plan of this package: every choice that a call leads to, as a frozen printable value.
 
 On the CPU both `cake_gdn_det_train` and `cake_gdn_train` run one program, the one that `Plan.program` names.
 """

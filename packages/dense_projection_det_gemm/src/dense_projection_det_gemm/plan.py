@@ -85,7 +85,8 @@ class RouterPlan:
 
 @lru_cache(maxsize=1024)
 def plan_gemm(problem):
-    """The plan of a `GemmProblem`."""
+    """The plan of a `GemmProblem` on the CPU; ValueError for another target."""
+    _check_target(problem)
     block_rows = min(BLOCK_ROWS, round_up(problem.m, ROW_TILE))
     col_tile = min(COL_TILE, round_up(problem.n, COL_MULTIPLE))
     buffers = (
@@ -109,7 +110,8 @@ def plan_gemm(problem):
 
 @lru_cache(maxsize=1024)
 def plan_router(problem):
-    """The plan of a `RouterProblem`."""
+    """The plan of a `RouterProblem` on the CPU; ValueError for another target."""
+    _check_target(problem)
     block_rows = min(ROUTER_BLOCK_ROWS, round_up(problem.m, ROW_TILE))
     col_tile = min(ROUTER_COL_TILE, round_up(problem.n, COL_MULTIPLE))
     a_depth_major, b_depth_major = problem.a_major == "k", problem.b_major == "k"
@@ -140,6 +142,11 @@ def plan_router(problem):
         workspace_bytes=_total_bytes(buffers),
         buffers=tuple(buffers),
     )
+
+
+def _check_target(problem):
+    if problem.target != "cpu":
+        raise ValueError(f"problem.target: got {problem.target!r}, takes 'cpu': nothing else is planned yet")
 
 
 def split_products(a_terms, b_terms):

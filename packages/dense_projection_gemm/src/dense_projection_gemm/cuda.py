@@ -5,8 +5,8 @@ from cake_shared.errors import BuildError
 PACKAGE = "dense_projection_gemm"
 
 
-def prepare(stage, plan, a, b, out):
-    """A callable that runs `plan` on CUDA tensors.
+def prepare(stage, problem, a, b, out):
+    """The plan of a problem on CUDA tensors, and a callable that runs it.
 
     Raises
     ------

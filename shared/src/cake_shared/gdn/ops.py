@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from cake_shared.check import check_backend, check_device, check_dtype, check_shape, check_tensor
+from cake_shared.check import check_backend, check_device, check_dtype, check_shape, check_tensor, kind_of
 from cake_shared.errors import UnsupportedArchError
 from cake_shared.gdn import cpu
 from cake_shared.gdn.backward import Needs
@@ -260,6 +260,8 @@ class RuleOps:
     ) -> Gradients:
         """Check a call and run its backward pass alone."""
         check_call(inputs, options)
+        if not isinstance(saved, Saved):
+            raise TypeError(f"saved: got {kind_of(saved)}, takes what the forward pass returned")
         given = (inputs.initial_state is not None, inputs.A_log is not None, inputs.dt_bias is not None)
         needs = needs or Needs(True, True, True, True, True, *given)
         self.backend(inputs.q.device, backend)

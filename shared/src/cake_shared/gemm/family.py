@@ -28,9 +28,17 @@ class GemmFamily:
         self._library, self.ops = register_ops(package, self.launcher, self._run_gemm)
 
     def _as_operator(self, backend, *tensors):
-        """Whether the call goes through the operator: under torch.compile, on subclasses, on meta tensors."""
+        """Whether the call goes through the operator: under torch.compile, on subclasses, on meta tensors.
+
+        Under a dispatch mode too (selective checkpointing, FLOP counters): it then sees one operation, not its tiles.
+        """
         served = check_backend(self.package, backend, tensors[0])
-        return torch.compiler.is_compiling() or served == "meta" or any(type(t) not in _PLAIN for t in tensors)
+        return (
+            torch.compiler.is_compiling()
+            or served == "meta"
+            or torch._C._len_torch_dispatch_stack() > 0
+            or any(type(t) not in _PLAIN for t in tensors)
+        )
 
     def _prepare_gemm(self, a, b, out, transposed_out, accumulate):
         view = contract.check_gemm(a, b, out, transposed_out, accumulate)

@@ -48,9 +48,9 @@ class Launcher:
     Parameters
     ----------
     plan_gemm, plan_router : callable
-        `GemmProblem -> plan`, `RouterProblem -> plan`.
+        `GemmProblem -> plan`, `RouterProblem -> plan` of the CPU backend.
     cuda : module
-        The package's `cuda.py`, with `prepare(stage, plan, a, b, out) -> callable`.
+        The package's `cuda.py`, with `prepare(stage, problem, a, b, out) -> (plan, callable)`.
     """
 
     def __init__(self, plan_gemm, plan_router, cuda):
@@ -82,9 +82,10 @@ class Launcher:
             target=target.device.type,
         )
         check_no_overlap(names[2], target, **{names[0]: a, names[1]: b})
-        plan = self._plan_gemm(problem)
         if problem.target == "cuda":
-            return Prepared(plan, out, self._cuda.prepare("gemm_out", plan, a, b, target))
+            plan, run = self._cuda.prepare("gemm_out", problem, a, b, target)
+            return Prepared(plan, out, run)
+        plan = self._plan_gemm(problem)
         buffers = cpu.allocate(plan)
         return Prepared(plan, out, lambda: cpu.run_gemm(plan, a, b, target, buffers))
 
@@ -103,9 +104,10 @@ class Launcher:
             target=target.device.type,
         )
         check_no_overlap(names[2], target, **{names[0]: a, names[1]: b})
-        plan = self._plan_router(problem)
         if problem.target == "cuda":
-            return Prepared(plan, out, self._cuda.prepare("router_out", plan, a, b, target))
+            plan, run = self._cuda.prepare("router_out", problem, a, b, target)
+            return Prepared(plan, out, run)
+        plan = self._plan_router(problem)
         buffers = cpu.allocate(plan)
         return Prepared(plan, out, lambda: router_cpu.run_router(plan, a, b, target, buffers))
 

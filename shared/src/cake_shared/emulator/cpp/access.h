@@ -72,8 +72,9 @@ inline u8* lane_at(Warp& w, const Ins& i, u32 base, i64 offset, int lane, u32 by
     if (address & (bytes - 1)) misaligned(address, bytes, lane);
     return shared_at(w, address, bytes, rw, lane, i.space == Space::Cluster);
   }
-  const u64 address = w.lane64(base, lane) + static_cast<u64>(offset);
+  u64 address = w.lane64(base, lane) + static_cast<u64>(offset);
   if (address & (bytes - 1)) misaligned(address, bytes, lane);
+  if (i.space == Space::Param) return global_at(w, address + reinterpret_cast<u64>(w.gang->launch->param_data), bytes, rw, lane);
   if (i.space == Space::Global || i.space == Space::Const) return global_at(w, address, bytes, rw, lane);
   if (i.space == Space::Local) return local_at(w, address, bytes, lane);
   return generic_at(w, address, bytes, rw, lane);

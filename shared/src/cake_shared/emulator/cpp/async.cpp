@@ -10,10 +10,10 @@ AsyncHandle AsyncQueue::issue(Gang& gang, std::function<void()> run, u64 stream)
   auto op = std::make_shared<AsyncOp>();
   op->run = std::move(run);
   op->stream = stream;
+  if (gang.running) op->issuer = gang.running, op->pc = gang.running->pc;
   if (gang.launch->order == Order::Eager) {
     op->done = true;
-    op->run();
-    op->run = nullptr;
+    run_placed(*op);
     ++gang.progress;
   } else {
     pending_.push_back(op);
@@ -25,10 +25,19 @@ void AsyncQueue::perform(Gang& gang, size_t index) {
   AsyncHandle op = pending_[index];
   pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(index));
   op->done = true;
-  auto run = std::move(op->run);
-  op->run = nullptr;
-  run();
+  run_placed(*op);
   ++gang.progress;
+}
+
+void AsyncQueue::run_placed(AsyncOp& op) {
+  const auto run = std::move(op.run);
+  op.run = nullptr;
+  try {
+    run();
+  } catch (Fault& f) {
+    if (!f.warp) f.warp = op.issuer, f.pc = op.pc;
+    throw;
+  }
 }
 
 void AsyncQueue::complete(Gang& gang, const AsyncHandle& op) {

@@ -18,6 +18,8 @@ struct AsyncOp {
   std::function<void()> run;
   u64 stream = 0;
   bool done = false;
+  const Warp* issuer = nullptr;  // for the place of a fault
+  int pc = -1;
 };
 using AsyncHandle = std::shared_ptr<AsyncOp>;
 
@@ -34,6 +36,7 @@ class AsyncQueue {
 
  private:
   void perform(Gang& gang, size_t index);
+  static void run_placed(AsyncOp& op);
   std::deque<AsyncHandle> pending_;
 };
 

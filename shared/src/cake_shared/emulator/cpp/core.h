@@ -37,6 +37,9 @@ struct Fault {
   const char* detector;
   std::string text;
   int lane = -1;
+  // Where it comes from, when that is not the instruction being executed: an asynchronous operation's.
+  const void* warp = nullptr;
+  int pc = -1;
 };
 
 [[noreturn]] inline void fault(const char* detector, std::string text, int lane = -1) {

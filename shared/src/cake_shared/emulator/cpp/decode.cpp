@@ -193,7 +193,7 @@ void Decoder::note_touched() {
   t.reads = static_cast<u16>(reads_.size());
   t.writes = static_cast<u16>(writes_.size());
   const std::string& base = statement_->parts.empty() ? statement_->label : statement_->parts[0];
-  if (base == "mov" && reads_.size() == 1 && writes_.size() == 1) t.role = Program::Role::Copy;
+  if (base == "mov") t.role = Program::Role::Copy;
   if (base == "wgmma") t.role = Program::Role::InFlight;
   program_.touched_slots.insert(program_.touched_slots.end(), reads_.begin(), reads_.end());
   program_.touched_slots.insert(program_.touched_slots.end(), writes_.begin(), writes_.end());

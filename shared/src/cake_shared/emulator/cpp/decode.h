@@ -100,6 +100,7 @@ class Decoder {
   // Sets ins.a (base), ins.imm (offset), ins.space and the width of the base for address operand k.
   void address(size_t k, Space space, Ins& ins) { address(op(k), space, ins.a, ins.imm, ins); }
   void address(const Operand& o, Space space, u32& base, i64& offset, Ins& ins);
+  bool names_parameter(const Operand& address) const;  // its base is a kernel parameter's name, no register
   Space take_space(Space otherwise);
   void add_operand(u32 value) { program_.operands.push_back(value); }
 

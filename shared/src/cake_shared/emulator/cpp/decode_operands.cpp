@@ -176,6 +176,10 @@ u32 Decoder::list(const Operand& o, u32 width, bool is_dest, Ins& ins) {
   return ins.list;
 }
 
+bool Decoder::names_parameter(const Operand& address) const {
+  return address.items[0].kind == Operand::Name && !find(address.items[0]);
+}
+
 Space Decoder::take_space(Space otherwise) {
   Modifiers& m = mods();
   if (m.take("global")) return Space::Global;
@@ -216,7 +220,6 @@ void Decoder::address(const Operand& o, Space space, u32& base, i64& offset, Ins
     base = source(symbol, space == Space::Shared || space == Space::Cluster ? 4u : 8u);
     return;
   }
-  if (space == Space::Param) unsupported("a parameter addressed through a register");
   if (b.kind == Operand::Integer) {
     offset = 0;
     base = constant_slot(b.bits, space == Space::Shared || space == Space::Cluster ? 4u : 8u);
@@ -225,7 +228,7 @@ void Decoder::address(const Operand& o, Space space, u32& base, i64& offset, Ins
   if (space == Space::Shared || space == Space::Cluster) {
     base = source(b, 4u);
   } else if (register_width(b) == 4) {
-    if (space != Space::Local) syntax("a 32-bit register cannot address this space");
+    if (space != Space::Local && space != Space::Param) syntax("a 32-bit register cannot address this space");
     Ins widen;
     widen.fn = h_widen_unsigned;
     widen.a = source(b, 4u);

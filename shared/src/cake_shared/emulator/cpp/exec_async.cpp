@@ -96,7 +96,7 @@ void h_bulk_wait(Warp& w, const Ins& i) {
 void decode_copy(Decoder& d, Ins& i) {
   Modifiers& m = d.mods();
   const bool cg = m.take_one({"ca", "cg"}) == 1;
-  if (d.take_space(Space::Generic) != Space::Shared && !m.has("shared")) d.unsupported("destination space");
+  if (!m.take("shared") && !m.take("shared::cta")) d.unsupported("destination space");
   if (!m.take("global")) d.unsupported("source space");
   const bool hint = m.take("L2::cache_hint");
   m.take_one({"L2::64B", "L2::128B", "L2::256B"});

@@ -3,6 +3,7 @@
 
 #include "access.h"
 #include "decode.h"
+#include "shared_opcodes.h"
 
 namespace cake::emu {
 namespace {
@@ -174,7 +175,9 @@ void decode_atomic(Decoder& d, Ins& i, bool returns) {
 
 void register_atomic(DecoderTable& table) {
   table.add("atom", [](Decoder& d, Ins& i) { decode_atomic(d, i, true); });
-  table.add("red", [](Decoder& d, Ins& i) { decode_atomic(d, i, false); });
+  table.add("red", [](Decoder& d, Ins& i) {
+    if (d.mods().has("async")) decode_store_async(d, i, true); else decode_atomic(d, i, false);
+  });
 }
 
 }  // namespace cake::emu

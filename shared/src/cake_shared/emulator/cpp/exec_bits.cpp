@@ -79,13 +79,14 @@ struct Bfind {
   }
 };
 
-// Position and length are taken from the low 8 bits; the field is cut at the word's end, its sign bit included.
+// Position and length are taken from the low 8 bits by the 32-bit forms and whole by the 64-bit ones; the field is cut at the word's end, its sign bit included.
 template <class T>
 struct Bfe {
   static void run(Warp& w, const Ins& i) {
     map3<T, T, u32, u32>(w, i, [](T a, u32 position, u32 length) -> T {
       constexpr u32 kBits = sizeof(T) * 8;
-      const u32 p = position & 0xff, n = length & 0xff;
+      const u32 p = sizeof(T) == 8 ? std::min(position, 255u) : position & 0xff;
+      const u32 n = sizeof(T) == 8 ? std::min(length, 255u) : length & 0xff;
       if (n == 0) return 0;
       using U = std::make_unsigned_t<T>;
       const bool sign = std::is_signed_v<T> && (U(a) >> std::min(p + n - 1, kBits - 1) & 1);
@@ -109,7 +110,8 @@ void h_bfi(Warp& w, const Ins& i) {
   auto *c = w.slot<u32>(i.c), *e = w.slot<u32>(i.e);
   each_lane(w.mask, [&](int l) {
     constexpr u32 kBits = sizeof(T) * 8;
-    const u32 p = c[l] & 0xff, n = e[l] & 0xff;
+    const u32 p = sizeof(T) == 8 ? std::min(c[l], 255u) : c[l] & 0xff;
+    const u32 n = sizeof(T) == 8 ? std::min(e[l], 255u) : e[l] & 0xff;
     T mask = n >= kBits ? ~T(0) : T((T(1) << n) - 1);
     mask = p >= kBits ? 0 : T(mask << p);
     d[l] = (b[l] & ~mask) | ((p >= kBits ? 0 : T(a[l] << p)) & mask);
@@ -123,6 +125,18 @@ void h_bmsk(Warp& w, const Ins& i) {
     if (a >= 32 || b == 0) return 0u;
     const u32 field = b >= 32 ? kFull : (1u << b) - 1;
     return field << a;
+  });
+}
+
+// szext: the low b bits, sign- or zero-extended; .wrap takes b modulo 32, .clamp stops at 32.
+template <bool kSigned, bool kWrap>
+void h_szext(Warp& w, const Ins& i) {
+  map2<u32, u32, u32>(w, i, [](u32 a, u32 b) {
+    const u32 n = kWrap ? b & 31 : b;
+    if (n == 0) return 0u;
+    if (n >= 32) return a;
+    const u32 shift = 32 - n;
+    return kSigned ? static_cast<u32>(static_cast<i32>(a << shift) >> shift) : a << shift >> shift;
   });
 }
 
@@ -242,6 +256,14 @@ void register_bits(DecoderTable& table) {
     i.a = d.source(1, 4u);
     i.b = d.source(2, 4u);
     i.fn = wrap ? h_bmsk<u32, true> : h_bmsk<u32, false>;
+  });
+  table.add("szext", [](Decoder& d, Ins& i) {
+    const bool wrap = d.mods().take_one({"clamp", "wrap"}) == 1;
+    const Type t = require_type(d);
+    i.d = d.dest(0, 4);
+    i.a = d.source(1, t);
+    i.b = d.source(2, 4u);
+    i.fn = is_signed(t) ? (wrap ? h_szext<true, true> : h_szext<true, false>) : (wrap ? h_szext<false, true> : h_szext<false, false>);
   });
   table.add("prmt", [](Decoder& d, Ins& i) {
     require_type(d);

@@ -100,6 +100,7 @@ long double load(Type t, u64 bits) {
 u32 narrow(long double x, const Conversion& c) {
   const Format& f = format_of(c.to);
   if (x != x) {
+    if (c.sat) return 0;
     if (c.to == Type::TF32 || c.to == Type::F32) return 0x7fffffffu;
     return c.to == Type::E4M3x2 || c.to == Type::E5M2x2 ? 0x7f : 0x7fff;
   }
@@ -137,12 +138,12 @@ u64 convert(u64 bits, const Conversion& c) {
     const bool wide = c.from == Type::F64 || bytes_of(c.to) == 8;
     if (is_float(c.from) && !nan) x = round_integer(x, c.round);
     switch (c.to) {
-      case Type::U8: return to_integer<u8>(x, nan, false);
-      case Type::U16: return to_integer<u16>(x, nan, false);
+      case Type::U8: return to_integer<u8>(x, nan, wide);
+      case Type::U16: return to_integer<u16>(x, nan, wide);
       case Type::U32: return to_integer<u32>(x, nan, wide);
       case Type::U64: return to_integer<u64>(x, nan, wide);
-      case Type::S8: return to_integer<i8>(x, nan, false);
-      case Type::S16: return to_integer<i16>(x, nan, false);
+      case Type::S8: return to_integer<i8>(x, nan, wide);
+      case Type::S16: return to_integer<i16>(x, nan, wide);
       case Type::S32: return to_integer<i32>(x, nan, wide);
       default: return to_integer<i64>(x, nan, wide);
     }
@@ -198,7 +199,7 @@ void h_half2_from_fp8(Warp& w, const Ins& i) {
   const bool e4m3 = c.from == Type::E4M3x2;
   each_lane(w.mask, [&](int l) {
     const u32 v = w.lane32(i.a, l);
-    auto half = [&](u8 b) { float f = decode_fp8(b, e4m3); return u32(to_half(c.relu && f < 0 ? 0.f : f).bits); };
+    auto half = [&](u8 b) { float f = decode_fp8(b, e4m3); return u32(to_half(c.relu && f <= 0 ? 0.f : f).bits); };
     w.set32(i.d, l, half(u8(v >> 8)) << 16 | half(u8(v)));
   });
 }

@@ -131,6 +131,25 @@ void h_directed_f64(Warp& w, const Ins& i) {
   });
 }
 
+// FP64 fused product with directed rounding: the sum of the exact product's two words and c, whose last error is exact.
+template <Round kMode>
+void h_directed_fma_f64(Warp& w, const Ins& i) {
+  auto *d = w.slot<double>(i.d), *a = w.slot<double>(i.a), *b = w.slot<double>(i.b), *c = w.slot<double>(i.c);
+  each_lane(w.mask, [&](int l) {
+    const double x = get<double>(a, l), y = get<double>(b, l), z = get<double>(c, l), r = std::fma(x, y, z);
+    double error = 0;
+    if (std::isfinite(r)) {
+      // exact - r = (high - r + z) + low, and each step is exact or its error is too small to change the sign
+      const double high = x * y, low = std::fma(x, y, -high), sum = high + z, t = sum - high;
+      const double rest = (high - (sum - t)) + (z - t);
+      error = (sum - r) + (rest + low);
+    }
+    double out = direct<double>(r, error, kMode);
+    if (kMode == Round::Down && r == 0 && error == 0 && x * y != 0) out = -0.0;
+    put<double>(d, l, out);
+  });
+}
+
 template <class T, bool kMax, bool kNanWins, bool kFtz>
 T min_max(T a, T b) {
   a = in<kFtz>(a), b = in<kFtz>(b);
@@ -151,11 +170,12 @@ void h_min_max3(Warp& w, const Ins& i) {
     return min_max<T, kMax, kNanWins, kFtz>(min_max<T, kMax, kNanWins, kFtz>(a, b), c);
   });
 }
-template <bool kMax>
+template <bool kMax, bool kNanWins, bool kFtz>
 void h_min_max_xorsign(Warp& w, const Ins& i) {
   map2<float, float, float>(w, i, [](float a, float b) {
+    const float m = min_max<float, kMax, kNanWins, kFtz>(std::fabs(a), std::fabs(b));
+    if (m != m) return m;
     const u32 sign = (std::bit_cast<u32>(a) ^ std::bit_cast<u32>(b)) & 0x80000000u;
-    const float m = min_max<float, kMax, false, false>(std::fabs(a), std::fabs(b));
     return std::bit_cast<float>((std::bit_cast<u32>(m) & 0x7fffffffu) | sign);
   });
 }
@@ -177,7 +197,7 @@ void h_testp(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     const int c = std::fpclassify(get<T>(a, l));
     const bool t = i.flags == 0 ? c != FP_NAN : i.flags == 1 ? c == FP_NAN : i.flags == 2 ? c != FP_NAN && c != FP_INFINITE
-                   : i.flags == 3 ? c == FP_INFINITE : i.flags == 4 ? c == FP_NORMAL : c == FP_SUBNORMAL;
+                   : i.flags == 3 ? c == FP_INFINITE : i.flags == 4 ? c == FP_NORMAL || c == FP_ZERO : c == FP_SUBNORMAL;
     r |= u32(t) << l;
   });
   w.set_predicate(i.d, r);
@@ -231,7 +251,11 @@ Handler binary(Type t, const FloatMods& m) {
 }
 
 Handler fma_handler(Type t, const FloatMods& m) {
-  if (t == Type::F64) return m.round > 0 ? nullptr : h_fma<double, false, false>;
+  if (t == Type::F64) {
+    constexpr Handler kHandlers[] = {h_fma<double, false, false>, h_directed_fma_f64<Round::Zero>, h_directed_fma_f64<Round::Down>,
+                                     h_directed_fma_f64<Round::Up>};
+    return kHandlers[std::max(0, m.round)];
+  }
   if (t != Type::F32) return nullptr;
   return with_flags(m.ftz, m.sat, [&]<bool kFtz, bool kSat>() -> Handler {
     switch (m.round) {
@@ -253,6 +277,7 @@ Type require_type(Decoder& d) {
 
 template <class Op>
 void decode_add_sub(Decoder& d, Ins& i, bool subtract) {
+  if (!subtract && decode_packed16(d, i, 0)) return;
   const Type t = require_type(d);
   if (d.mods().take("cc")) {
     d.mods().give_back_type(t);
@@ -272,17 +297,15 @@ void decode_add_sub(Decoder& d, Ins& i, bool subtract) {
 
 template <bool kMax>
 void decode_min_max(Decoder& d, Ins& i) {
+  if (decode_packed16(d, i, kMax ? 2 : 1)) return;
   const Type t = require_type(d);
-  if (!is_float(t)) {
-    if (d.mods().take("relu")) d.unsupported("modifier .relu");
-    return decode_integer_min_max(d, i, kMax, t);
-  }
+  if (!is_float(t)) return decode_integer_min_max(d, i, kMax, t);
   if (is_half(t)) return decode_half_binary(d, i, t, kMax ? HalfOp::Max : HalfOp::Min);
   const bool ftz = d.mods().take("ftz"), nan = d.mods().take("NaN");
   operands(d, i, t);
   if (d.mods().starts({"xorsign", "abs"})) {
-    if (nan || t != Type::F32) d.unsupported("this form of .xorsign.abs");
-    i.fn = h_min_max_xorsign<kMax>;
+    if (t != Type::F32 || d.count() == 4) d.unsupported("this form of .xorsign.abs");
+    i.fn = with_flags(ftz, nan, [&]<bool kFtz, bool kNan>() -> Handler { return h_min_max_xorsign<kMax, kNan, kFtz>; });
     return;
   }
   const bool three = d.count() == 4;

@@ -49,6 +49,12 @@ H min_max(H a, H b, bool is_max, u32 flags) {
   return (x < y) == is_max ? b : a;
 }
 
+// .ftz looks at the exact result, before it is rounded to FP16.
+template <class T>
+T flush_tiny(T exact, u32 flags) {
+  return (flags & Flags::kFtz) && std::fabs(exact) < T(0x1p-14) ? std::copysign(T(0), exact) : exact;
+}
+
 template <class H, HalfOp kOp>
 H apply(H a, H b, H c, u32 flags) {
   if constexpr (kOp == HalfOp::Min || kOp == HalfOp::Max) return min_max(a, b, kOp == HalfOp::Max, flags);
@@ -58,13 +64,13 @@ H apply(H a, H b, H c, u32 flags) {
   const float x = to_float(a), y = to_float(b);
   if constexpr (kOp == HalfOp::Add) return finish<H>(x + y, flags);
   if constexpr (kOp == HalfOp::Sub) return finish<H>(x - y, flags);
-  if constexpr (kOp == HalfOp::Mul) return finish<H>(x * y, flags);
+  if constexpr (kOp == HalfOp::Mul) return finish<H>(flush_tiny(x * y, flags), flags);
   if constexpr (kOp == HalfOp::Fma) {
     // The product is exact in FP64, the sum rounded to odd: the last rounding alone counts.
-    const double r = add_to_odd(double(x) * y, to_float(c));
+    const double r = flush_tiny(add_to_odd(double(x) * y, to_float(c)), flags);
     if (flags & (Flags::kSat | Flags::kRelu)) {
       if (r != r && (flags & Flags::kSat)) return H{0};
-      if (r < 0) return H{0};
+      if (r <= 0) return H{0};
       if ((flags & Flags::kSat) && r > 1) return finish<H>(1.f, 0);
     }
     H h = from_double<H>(r);

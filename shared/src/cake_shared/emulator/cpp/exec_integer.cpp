@@ -34,6 +34,26 @@ template <class T> struct Abs { static void run(Warp& w, const Ins& i) { map1<T,
 template <class T> struct Neg { static void run(Warp& w, const Ins& i) { map1<T, T>(w, i, [](T a) { return T(0 - Unsigned<T>(a)); }); } };
 template <class T> struct Sad { static void run(Warp& w, const Ins& i) { map3<T, T, T, T>(w, i, [](T a, T b, T c) { return T(Unsigned<T>(c) + (a < b ? Unsigned<T>(b) - Unsigned<T>(a) : Unsigned<T>(a) - Unsigned<T>(b))); }); } };
 
+// Two 16-bit integers in a word.
+enum Packed : int { kPackedAdd, kPackedMin, kPackedMax, kPackedMinRelu, kPackedMaxRelu };
+template <int kOp, class T>
+void h_packed16(Warp& w, const Ins& i) {
+  map2<u32, u32, u32>(w, i, [](u32 a, u32 b) {
+    u32 r = 0;
+    for (int k = 0; k < 2; ++k) {
+      const T x = static_cast<T>(a >> 16 * k), y = static_cast<T>(b >> 16 * k);
+      constexpr bool kMin = kOp == kPackedMin || kOp == kPackedMinRelu, kRelu = kOp >= kPackedMinRelu;
+      T v = kOp == kPackedAdd ? static_cast<T>(x + y) : kMin ? std::min(x, y) : std::max(x, y);
+      if (kRelu) v = std::max(v, T(0));
+      r |= static_cast<u32>(static_cast<u16>(v)) << 16 * k;
+    }
+    return r;
+  });
+}
+
+void h_min_relu(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return std::max(0, std::min(a, b)); }); }
+void h_max_relu(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return std::max(0, std::max(a, b)); }); }
+
 i32 saturate(i64 v) { return static_cast<i32>(std::clamp<i64>(v, INT32_MIN, INT32_MAX)); }
 void h_add_sat(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return saturate(i64(a) + b); }); }
 void h_sub_sat(Warp& w, const Ins& i) { map2<i32, i32, i32>(w, i, [](i32 a, i32 b) { return saturate(i64(a) - b); }); }
@@ -137,6 +157,23 @@ static void decode_carry(Decoder& d, Ins& i, bool in) {
   }
 }
 
+bool decode_packed16(Decoder& d, Ins& i, int op) {
+  const bool is_signed_pair = d.mods().take("s16x2");
+  if (!is_signed_pair && !d.mods().take("u16x2")) return false;
+  operands(d, i, Type::B32);
+  if (d.mods().take("relu")) {
+    if (!is_signed_pair || op == kPackedAdd) d.unsupported("modifier .relu");
+    i.fn = op == kPackedMin ? h_packed16<kPackedMinRelu, i16> : h_packed16<kPackedMaxRelu, i16>;
+  } else if (op == kPackedAdd) {
+    i.fn = h_packed16<kPackedAdd, u16>;
+  } else if (op == kPackedMin) {
+    i.fn = is_signed_pair ? h_packed16<kPackedMin, i16> : h_packed16<kPackedMin, u16>;
+  } else {
+    i.fn = is_signed_pair ? h_packed16<kPackedMax, i16> : h_packed16<kPackedMax, u16>;
+  }
+  return true;
+}
+
 bool decode_integer_add(Decoder& d, Ins& i, bool subtract, Type t) {
   const bool sat = d.mods().take("sat");
   operands(d, i, t);
@@ -151,6 +188,11 @@ bool decode_integer_add(Decoder& d, Ins& i, bool subtract, Type t) {
 
 void decode_integer_min_max(Decoder& d, Ins& i, bool is_max, Type t) {
   operands(d, i, t);
+  if (d.mods().take("relu")) {
+    if (t != Type::S32) d.unsupported(".relu for this type");
+    i.fn = is_max ? h_max_relu : h_min_relu;
+    return;
+  }
   i.fn = is_max ? pick<Max, CAKE_INT>(t) : pick<Min, CAKE_INT>(t);
 }
 

@@ -1,6 +1,7 @@
 // Loads and stores of every space, in scalars and vectors.
 #include "access.h"
 #include "decode.h"
+#include "shared_opcodes.h"
 
 namespace cake::emu {
 namespace {
@@ -277,8 +278,8 @@ void decode_load_store(Decoder& d, Ins& i, bool store) {
   }
   if (i.space == Space::Shared || i.space == Space::Cluster || i.space == Space::Generic) d.note_shared_access(bytes_of(*t));
   if (global_order && i.space != Space::Shared && i.space != Space::Cluster) d.program().communicates = true;
-  if (i.space == Space::Param) {
-    if (store) d.unsupported("store to kernel parameters");
+  if (i.space == Space::Param && store) d.unsupported("store to kernel parameters");
+  if (i.space == Space::Param && d.names_parameter(d.op(1))) {
     if (static_cast<u64>(i.imm) + static_cast<u64>(count) * bytes_of(*t) > d.program().param_bytes) d.syntax("read past the end of the parameters");
     switch (bytes_of(*t)) {
       case 1: i.fn = is_signed(*t) ? choose_param<i8>() : choose_param<u8>(); break;
@@ -304,7 +305,9 @@ void h_prefetch_check(Warp&, const Ins&) {}
 void register_memory(DecoderTable& table) {
   table.add("ld", [](Decoder& d, Ins& i) { decode_load_store(d, i, false); });
   table.add("ldu", [](Decoder& d, Ins& i) { decode_load_store(d, i, false); });
-  table.add("st", [](Decoder& d, Ins& i) { decode_load_store(d, i, true); });
+  table.add("st", [](Decoder& d, Ins& i) {
+    if (d.mods().has("async")) decode_store_async(d, i, false); else decode_load_store(d, i, true);
+  });
   auto ignored = [](Decoder& d, Ins& i) {
     for (const char* part : {"L1", "L2", "L2::evict_last", "L2::evict_normal", "tensormap", "const", "param", "global", "local",
                              "L2::128B", "discard"}) {

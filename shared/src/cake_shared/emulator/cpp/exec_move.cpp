@@ -125,6 +125,12 @@ void h_cvta_local(Warp& w, const Ins& i) {
   });
 }
 
+template <bool kToGeneric>
+void h_cvta_param(Warp& w, const Ins& i) {
+  const u64 base = reinterpret_cast<u64>(w.gang->launch->param_data);
+  map1<u64, u64>(w, i, [base](u64 a) { return kToGeneric ? a + base : a - base; });
+}
+
 void decode_cvta(Decoder& d, Ins& i) {
   const bool to = d.mods().take("to");
   const Space space = d.take_space(Space::Generic);
@@ -134,7 +140,8 @@ void decode_cvta(Decoder& d, Ins& i) {
   const Operand& from = d.op(1);
   i.a = d.source(from, 8u);
   switch (space) {
-    case Space::Global: case Space::Const: case Space::Param: i.fn = h_mov<u64>; break;
+    case Space::Global: case Space::Const: i.fn = h_mov<u64>; break;
+    case Space::Param: i.fn = to ? h_cvta_param<false> : h_cvta_param<true>; break;
     case Space::Shared: case Space::Cluster: i.fn = to ? h_cvta_shared<false> : h_cvta_shared<true>; break;
     case Space::Local: i.fn = to ? h_cvta_local<false> : h_cvta_local<true>; break;
     default: d.unsupported("no state space");

@@ -162,6 +162,18 @@ void h_setp_packed(Warp& w, const Ins& i) {
   }
 }
 
+// set.cmp.f16x2.f16x2: 1.0 or 0 in each half.
+template <class H>
+void h_set_packed(Warp& w, const Ins& i) {
+  const u32 saved[2] = {w.predicates[i.d], w.predicates[i.e]};
+  h_setp_packed<H>(w, i);
+  const u32 low = w.predicates[i.d], high = w.predicates[i.e], one = static_cast<u32>(i.width) << 8 | 0x80u * (i.width == 0x3f);
+  const u32 slot = w.gang->launch->program->operands[i.list];
+  each_lane(w.mask, [&](int l) { w.set32(slot, l, (low >> l & 1 ? one : 0) | (high >> l & 1 ? one << 16 : 0)); });
+  w.predicates[i.d] = saved[0];
+  w.predicates[i.e] = saved[1];
+}
+
 void decode_setp(Decoder& d, Ins& i) {
   const int c = take_compare(d);
   const int combine = d.mods().take_one({"and", "or", "xor"});
@@ -201,6 +213,17 @@ void decode_set(Decoder& d, Ins& i) {
     case Type::U16: case Type::S16: i.imm = 0xffff; break;
     case Type::F16: i.imm = 0x3c00; break;
     case Type::BF16: i.imm = 0x3f80; break;
+    case Type::F16x2: case Type::BF16x2: {
+      const u32 slot = i.d;
+      i.list = static_cast<u32>(d.program().operands.size());
+      d.add_operand(slot);
+      i.d = d.new_predicate();
+      i.e = d.new_predicate();
+      i.imm = c;
+      i.width = *to == Type::F16x2 ? 0x3c : 0x3f;  // high byte of 1.0
+      i.fn = *t == Type::F16x2 ? h_set_packed<Half> : *t == Type::BF16x2 ? h_set_packed<BFloat> : nullptr;
+      return;
+    }
     default: d.unsupported("this destination type");
   }
   i.fn = choose(*t, c, Form::ToRegister, ftz);

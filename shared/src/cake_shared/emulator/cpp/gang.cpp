@@ -53,6 +53,7 @@ void GangRunner::start(u64 gang_index) {
   gang_.alive = threads_ * ctas_;
   last_progress_ = 0;
   idle_rounds_ = 0;
+  gang_.running = nullptr;
   gang_.ctas.clear();
   // The cluster's place in the grid, then each CTA's place in the cluster; both x first.
   u32 clusters[3], place[3];
@@ -156,7 +157,7 @@ u64 GangRunner::special_value(const Program::SpecialSlot& s, const Cta& cta, int
     case Special::Zero: return 0;
     case Special::SharedSymbol: return (static_cast<u64>(cta.rank) << kRankShift) + s.aux;
     case Special::DynamicSymbol: return (static_cast<u64>(cta.rank) << kRankShift) + program_.shared_end + s.aux;
-    case Special::ParamAddress: return reinterpret_cast<u64>(launch_.param_data) + s.aux;
+    case Special::ParamAddress: return s.aux;
   }
   return 0;
 }
@@ -217,14 +218,23 @@ Located GangRunner::locate(const Fault& f) const {
   out.detector = f.detector;
   out.text = f.text;
   out.lane = f.lane;
-  if (running_) {
-    const Ins& i = program_.code[running_->pc];
+  const Warp* warp = f.warp ? static_cast<const Warp*>(f.warp) : gang_.running;
+  i32 pc = f.warp ? f.pc : warp ? warp->pc : -1;
+  if (!warp) {  // a deadlock: the first warp that waits
+    for (const auto& cta : gang_.ctas) {
+      for (const auto& w : cta->warps) {
+        if (!warp && !w.splits.empty()) warp = &w, pc = w.splits[0].pc;
+      }
+    }
+  }
+  if (warp) {
+    const Ins& i = program_.code[pc];
     out.line = i.line;
     out.loc = i.loc;
-    out.cta = static_cast<i64>(running_->cta->linear);
-    std::copy(running_->cta->id, running_->cta->id + 3, out.cta_id);
-    out.warp = running_->index;
-    out.text = program_.opcodes[i.opcode] + ": " + f.text;
+    out.cta = static_cast<i64>(warp->cta->linear);
+    std::copy(warp->cta->id, warp->cta->id + 3, out.cta_id);
+    out.warp = warp->index;
+    if (i.kind != Kind::Label) out.text = program_.opcodes[i.opcode] + ": " + f.text;
   } else if (!gang_.ctas.empty()) {
     out.cta = static_cast<i64>(gang_.ctas[0]->linear);
     std::copy(gang_.ctas[0]->id, gang_.ctas[0]->id + 3, out.cta_id);

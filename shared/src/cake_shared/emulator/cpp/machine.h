@@ -139,6 +139,7 @@ struct Gang {
   u32 alive = 0;
   bool grid_wait_open = true;  // griddepcontrol.wait returns
   Stats* stats = nullptr;
+  Warp* running = nullptr;  // the warp whose instruction is being executed
 };
 
 // ---------------------------------------------------------------- lanes

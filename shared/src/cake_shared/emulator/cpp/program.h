@@ -93,7 +93,7 @@ struct Program {
   u32 carry_predicate = 0;     // the carry flag of add.cc and its kin; 0 when there is none
   bool communicates = false;  // through global memory with other CTAs: all run on one seeded schedule
   // What each instruction reads and writes, for results in flight: `reads` then `writes` entries of touched_slots.
-  enum class Role : u8 { Plain, Copy, InFlight };  // Copy: mov of one register; InFlight: checks its registers itself
+  enum class Role : u8 { Plain, Copy, InFlight };  // Copy: mov, packing too; InFlight: checks its registers itself
   struct Touched {
     u32 first = 0;
     u16 reads = 0, writes = 0;

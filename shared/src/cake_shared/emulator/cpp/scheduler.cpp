@@ -123,7 +123,7 @@ void GangRunner::leave(Warp& w, u32 lanes, i32 pc) {
 
 template <bool kTrace>
 SliceEnd GangRunner::run(Warp& w, u64 budget) {
-  running_ = &w;
+  gang_.running = &w;
   const bool rotate = w.signal != Signal::None;
   w.signal = Signal::None;
   if (!pick(w, rotate)) return w.splits.empty() ? SliceEnd::Done : SliceEnd::Idle;
@@ -335,7 +335,7 @@ Outcome GangRunner::round() {
     if (end != SliceEnd::Idle) busy = true;
     if (random) gang_.async.maybe_complete(gang_);
   }
-  running_ = nullptr;
+  gang_.running = nullptr;
   if (all_done && gang_.alive == 0) return Outcome::Done;
   if (gang_.progress != last_progress_) {
     last_progress_ = gang_.progress;

@@ -54,7 +54,6 @@ class GangRunner {
   const Program& program_;
   Stats& stats_;
   Gang gang_;
-  Warp* running_ = nullptr;
   u8* registers_ = nullptr;
   size_t registers_bytes_ = 0, warp_register_bytes_ = 0;
   std::vector<u32> predicates_;

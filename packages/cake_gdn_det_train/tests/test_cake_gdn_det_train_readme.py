@@ -1,0 +1,22 @@
+"""The README's example runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+def test_there_is_an_example():
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("source", EXAMPLES)
+def test_example_runs(source, capsys):
+    names = {}
+    exec(compile(source, str(README), "exec"), names)
+    assert names["o"].shape == names["v"].shape
+    assert names["v"].grad.isfinite().all()
+    assert "64" in capsys.readouterr().out

@@ -204,7 +204,8 @@ def lint(session: nox.Session):
 @nox.session(venv_backend="none")
 def build(session: nox.Session):
     """Build the wheels of all packages into dist/; `-- --arch sm_90a` also builds their CUDA modules in."""
-    environment = Environment(session, "build", "cuda")
+    ahead_of_time = any(argument.startswith("--arch") for argument in session.posargs)
+    environment = Environment(session, "build", *(["cuda"] if ahead_of_time else []))
     environment.run("tools/build_wheels.py", *session.posargs)
 
 

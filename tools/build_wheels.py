@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cake_shared.errors import UnsupportedArchError
+from cake_shared.program import programs_of
+from cake_shared.target import target_named
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -15,9 +19,12 @@ def projects() -> list[Path]:
     return [ROOT / "shared", *sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))]
 
 
-def has_programs(project: Path) -> bool:
-    """Whether the project holds CUDA sources of its own."""
-    return (project / "src" / project.name / "programs.json").is_file()
+def served(project: Path, architectures: list[str]) -> list[str]:
+    """Those of the architectures for which the project's records name programs."""
+    if project.name == "shared":
+        return []
+    programs = programs_of(project.name)
+    return [architecture for architecture in architectures if programs.records_for(target_named(architecture).name)]
 
 
 def build_modules(project: Path, architectures: list[str], folder: Path):
@@ -27,15 +34,20 @@ def build_modules(project: Path, architectures: list[str], folder: Path):
     subprocess.run(command, check=True)
 
 
-def build_wheel(project: Path, out: Path):
-    """Builds one wheel with the hatchling that is installed here, without a network."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(project)]
+def build_wheel(project: Path, out: Path) -> Path:
+    """Builds one wheel with the hatchling that is installed here, without a network; returns its path."""
+    fresh = out / f".{project.name}"
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(fresh), str(project)]
     # The reproducible-build date: the same sources give the same wheel.
     variables = {"SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", "1577836800")}
     finished = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
     if finished.returncode:
         sys.stderr.write(finished.stdout + finished.stderr)
         raise SystemExit(f"error: the wheel of {project.name} could not be built")
+    (wheel,) = fresh.glob("*.whl")
+    wheel = wheel.replace(out / wheel.name)
+    fresh.rmdir()
+    return wheel
 
 
 def main() -> int:
@@ -44,20 +56,23 @@ def main() -> int:
     parser.add_argument("--arch", action="append", default=[], help="build CUDA modules for this architecture in")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the wheels")
     options = parser.parse_args()
-    for project in projects():
+    try:
+        wanted = {project: served(project, options.arch) for project in projects()}
+    except UnsupportedArchError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    for project, architectures in wanted.items():
+        if project.name != "shared" and (left := [name for name in options.arch if name not in architectures]):
+            print(f"{project.name}: no CUDA programs for {', '.join(left)} yet, its wheel holds none")
         prebuilt = project / "src" / project.name / "prebuilt"
-        modules = bool(options.arch) and has_programs(project)
-        if options.arch and not modules and project.name != "shared":
-            print(f"{project.name}: has no CUDA programs yet, its wheel holds none")
         try:
-            if modules:
-                build_modules(project, options.arch, prebuilt)
-            build_wheel(project, options.out)
+            if architectures:
+                build_modules(project, architectures, prebuilt)
+            wheel = build_wheel(project, options.out)
         finally:
-            if modules:
+            if architectures:
                 shutil.rmtree(prebuilt, ignore_errors=True)
-    for wheel in sorted(options.out.glob("*.whl")):
-        print(wheel.relative_to(ROOT) if wheel.is_relative_to(ROOT) else wheel)
+        print(wheel.relative_to(ROOT) if wheel.is_relative_to(ROOT) else wheel, flush=True)
     return 0
 
 

@@ -61,7 +61,7 @@ def assert_same(part, whole, names, index=...):
 @pytest.mark.parametrize("options", [None, ALL], ids=["plain", "options"])
 def test_a_sequence_has_the_same_bits_alone_and_anywhere(threads, dtype, options):
     """Each sequence of a pack against itself alone: no neighbour, place, padding or batch size moves a bit."""
-    lengths = [130, 1, 64, 0, 200, 16, 63, 5, 300, 17, 65]
+    lengths = [130, 1, 64, 0, 16, 63, 200, 17]
     case = make_inputs(lengths, 2, 2, 24, 16, dtype=dtype, options=options, rest=11)
     case[0].initial_state = case[0].initial_state.float() if dtype is torch.bfloat16 else case[0].initial_state
     whole = call(*case)
@@ -75,7 +75,7 @@ def test_a_sequence_has_the_same_bits_alone_and_anywhere(threads, dtype, options
         assert not bool(whole[name][:, sum(lengths) :].any()), name
 
 
-def test_batch_and_pack_have_the_same_bits(threads):
+def test_batch_and_pack_have_the_same_bits():
     """`[B, T]` against packed `[1, B * T]`."""
     inputs, options, d_out, d_final = make_inputs([150], 2, 2, 32, 32, batch=4)
     flat = {n: getattr(inputs, n).flatten(0, 1)[None] for n in ("q", "k", "v", "g", "beta")}
@@ -88,7 +88,7 @@ def test_batch_and_pack_have_the_same_bits(threads):
 
 
 @pytest.mark.parametrize("ratio", [1, 3])
-def test_heads_have_the_same_bits_without_the_others(threads, ratio):
+def test_heads_have_the_same_bits_without_the_others(ratio):
     """A rank of tensor parallelism that holds some key heads gets the bits of the whole model."""
     case = make_inputs([70, 300, 9], 4, ratio, 32, 32, options=ALL)
     whole = call(*case)
@@ -101,7 +101,7 @@ def test_heads_have_the_same_bits_without_the_others(threads, ratio):
         assert_same(part, whole, ("A_log", "dt_bias"), values)
 
 
-def test_value_heads_do_not_feel_the_size_of_their_group(threads):
+def test_value_heads_do_not_feel_the_size_of_their_group():
     """o, states, dv, dg and dbeta of a value head are those that it has with a key head of its own."""
     inputs, options, d_out, d_final = make_inputs([200], 2, 3, 32, 32)
     own = replace(inputs, **{n: getattr(inputs, n).repeat_interleave(3, 2) for n in ("q", "k")})
@@ -110,8 +110,8 @@ def test_value_heads_do_not_feel_the_size_of_their_group(threads):
 
 
 @pytest.mark.parametrize(("wave", "group"), [(1, 1), (60_000, 200_000), (1 << 30, 1 << 30)])
-def test_work_batches_move_no_bit(threads, wave, group):
-    """However the work is batched, the bits stay."""
+def test_work_batches_move_no_bit(wave, group):
+    """However the work is batched, the bits stay; among the sequences some of several segments."""
     case = make_inputs([8200, 100, 1, 33, 8193, 700], 2, 2, 16, 16, options=ALL)
     whole = call(*case)
     part = call(*case, budget=WorkBudget(wave, group))
@@ -140,7 +140,7 @@ def test_elementwise_functions_do_not_feel_position_or_size(threads, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "shape", [(64, 128, 128), (64, 64, 128), (64, 16, 64), (16, 16, 16), (128, 64, 128), (64, 112, 80)]
+    "shape", [(64, 128, 128), (64, 64, 128), (64, 16, 64), (16, 16, 16), (128, 64, 128), (64, 112, 80), (64, 256, 256)]
 )
 def test_products_do_not_feel_the_batch(threads, dtype, shape):
     """A matrix of a batch has the same bits alone and among others, whatever operand is transposed."""

@@ -13,7 +13,7 @@ if triton.__version__ != triton_table.TRITON_VERSION:
     )
 
 BY_NAME = {row.name: row for row in triton_table.ROWS}
-# For sm_103a and sm_107a Triton emits what it emits for sm_100a: one product in each style and the reduction stand for all.
+# For sm_103a and sm_107a Triton emits what it emits for sm_100a: a product in each style and the reduction suffice.
 FEW = [name for name in BY_NAME if name.startswith(("bf16 64x64x64", "chained 128", "tensor maps 256", "row sum"))]
 CASES = [(a, name) for a in (90, 100) for name in BY_NAME] + [(a, name) for a in (103, 107) for name in FEW]
 

@@ -22,7 +22,9 @@ class Ptr:
 
 @dataclasses.dataclass(frozen=True)
 class MapArg:
-    """A kernel argument: a tiled tensor map over a buffer, passed by value (128 bytes at a multiple of 128, ``__grid_constant__``).
+    """A kernel argument: a tiled tensor map over a buffer, passed by value.
+
+    The parameter is a ``__grid_constant__`` of 128 bytes at a multiple of 128.
 
     ``dims`` and ``box`` are in elements, innermost first; ``strides_bytes`` leaves out the innermost dimension.
     ``swizzle_bytes`` is 0, 32, 64 or 128; ``fill_nan`` asks for NaN instead of zero outside the tensor.

@@ -154,7 +154,7 @@ def single() -> list[Snippet]:
 
 
 def _edge_of_flushing() -> list[Snippet]:
-    """Products that lie just below the smallest normal number and round up to it: whether .ftz flushes, the GPU says."""
+    """Products just below the smallest normal number that round up to it: whether .ftz flushes, the GPU says."""
 
     def near(a: Array, b: Array) -> tuple[Array, Array]:
         return (a & 0x80000003) + np.uint32(0x00800000), (b & 7) ^ np.uint32(0x3F7FFFFF)

@@ -8,6 +8,7 @@ import numpy as np
 
 from cake_shared.emulator.conformance import nvcc
 from cake_shared.emulator.conformance.families import expected as ex
+from cake_shared.emulator.conformance.families import expected_movement as moved
 from cake_shared.emulator.conformance.model import Case, Check, Launch, Program, Ptr
 
 Array = np.ndarray
@@ -178,57 +179,57 @@ def _small(count: int, seed: int) -> Array:
 def _votes() -> Case:
     data = _small(64, 12)
     data[32:] |= 16
-    return _single("warp.cu", "votes", data, 64 * 8, 64, ex.votes(data))
+    return _single("warp.cu", "votes", data, 64 * 8, 64, moved.votes(data))
 
 
 def _shuffles() -> Case:
     data = _random_words(64, 13)
-    return _single("warp.cu", "shuffles", data, 64 * 16, 64, ex.shuffles(data))
+    return _single("warp.cu", "shuffles", data, 64 * 16, 64, moved.shuffles(data))
 
 
 def _matches() -> Case:
     data = _small(96, 14)
     data[64:] = 5
-    return _single("warp.cu", "matches", data, 96 * 6, 96, ex.matches(data))
+    return _single("warp.cu", "matches", data, 96 * 6, 96, moved.matches(data))
 
 
 def _reductions() -> Case:
     data = _random_words(64, 15)
-    return _single("warp.cu", "reductions", data, 64 * 9, 64, ex.reductions(data))
+    return _single("warp.cu", "reductions", data, 64 * 9, 64, moved.reductions(data))
 
 
 def _named_barriers() -> Case:
     data = _random_words(64, 16)
-    return _single("warp.cu", "named_barriers", data, 64, 128, ex.named_barriers(data))
+    return _single("warp.cu", "named_barriers", data, 64, 128, moved.named_barriers(data))
 
 
 def _reducing_barriers() -> Case:
     data = _small(128, 17)
-    return _single("warp.cu", "reducing_barriers", data, 128 * 4, 128, ex.reducing_barriers(data))
+    return _single("warp.cu", "reducing_barriers", data, 128 * 4, 128, moved.reducing_barriers(data))
 
 
 def _diverged_barrier() -> Case:
-    return _single("warp.cu", "diverged_barrier", None, 64, 64, ex.diverged_barrier())
+    return _single("warp.cu", "diverged_barrier", None, 64, 64, moved.diverged_barrier())
 
 
 def _matrix_loads() -> Case:
     data = _random_words(512, 18)
-    return _single("movement.cu", "matrix_loads", data, 15 * 32, 32, ex.matrix_loads(data))
+    return _single("movement.cu", "matrix_loads", data, 15 * 32, 32, moved.matrix_loads(data))
 
 
 def _matrix_stores() -> Case:
     data = _random_words(128, 19)
-    return _single("movement.cu", "matrix_stores", data, 6 * 128, 32, ex.matrix_stores(data))
+    return _single("movement.cu", "matrix_stores", data, 6 * 128, 32, moved.matrix_stores(data))
 
 
 def _async_copies() -> Case:
     data = _random_words(1024, 20)
-    return _single("movement.cu", "async_copies", data, 13 * 128, 128, ex.async_copies(data))
+    return _single("movement.cu", "async_copies", data, 13 * 128, 128, moved.async_copies(data))
 
 
 def _async_copies_to_barrier() -> Case:
     data = _random_words(512, 21)
-    return _single("movement.cu", "async_copies_to_barrier", data, 64, 64, ex.async_copies_to_barrier(data))
+    return _single("movement.cu", "async_copies_to_barrier", data, 64, 64, moved.async_copies_to_barrier(data))
 
 
 def _bulk_copies() -> Case:
@@ -243,7 +244,7 @@ def _bulk_copies() -> Case:
         "halves": np.full(64, 0x4000, np.uint16),
     }
     args = (Ptr("in", const=True), Ptr("out"), Ptr("sums"), Ptr("floats"), Ptr("halves"))
-    got = ex.bulk_copies(data, sums)
+    got = moved.bulk_copies(data, sums)
     checks = [
         Check("copy in and out", "out", "u32", 256, 0, "bits", got["out"]),
         Check("integer reductions", "sums", "u32", sums.size, 0, "bits", got["sums"]),
@@ -254,30 +255,30 @@ def _bulk_copies() -> Case:
 
 
 def _mbarrier_states() -> Case:
-    return _single("cluster.cu", "mbarrier_states", None, 12, 32, ex.mbarrier_states())
+    return _single("cluster.cu", "mbarrier_states", None, 12, 32, moved.mbarrier_states())
 
 
 def _mbarrier_pipeline() -> Case:
     data = _random_words(32 * 9, 24)
     return _single(
-        "cluster.cu", "mbarrier_pipeline", data, 96, 128, ex.mbarrier_pipeline(data, 9), extra=(np.int32(9),)
+        "cluster.cu", "mbarrier_pipeline", data, 96, 128, moved.mbarrier_pipeline(data, 9), extra=(np.int32(9),)
     )
 
 
 def _distributed_shared() -> Case:
     data = _random_words(64 * 8, 25)
-    result = ex.distributed_shared(data, 8, 4)
+    result = moved.distributed_shared(data, 8, 4)
     return _single("cluster.cu", "distributed_shared", data, 64 * 8, 64, result, blocks=8, cluster=4)
 
 
 def _remote_copies() -> Case:
     data = _random_words(64 * 4, 26)
-    return _single("cluster.cu", "remote_copies", data, 64 * 4, 64, ex.remote_copies(data, 4), blocks=4, cluster=2)
+    return _single("cluster.cu", "remote_copies", data, 64 * 4, 64, moved.remote_copies(data, 4), blocks=4, cluster=2)
 
 
 def _register_reallocation() -> Case:
     data = _random_words(384, 27)
-    return _single("cluster.cu", "register_reallocation", data, 384, 384, ex.register_reallocation(data))
+    return _single("cluster.cu", "register_reallocation", data, 384, 384, moved.register_reallocation(data))
 
 
 def _dependent_launch() -> Case:
@@ -294,7 +295,7 @@ def _dependent_launch() -> Case:
             programmatic=True,
         ),
     ]
-    check = Check("dependent_consumer", "out", "u32", count, 0, "bits", ex.dependent_launch(data))
+    check = Check("dependent_consumer", "out", "u32", count, 0, "bits", moved.dependent_launch(data))
     return _words_case("cluster.cu", buffers, launches, [check])
 
 

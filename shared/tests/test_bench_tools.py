@@ -1,0 +1,79 @@
+"""The repository's own checks: what they object to, and what they let pass."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from cake_shared.program import parse_programs
+
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "tools").is_dir():
+    pytest.skip("not a checkout", allow_module_level=True)
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("see /" + "home/someone/file", "a path of one machine"),
+        ('open("/' + 'root/x")', "a path of one machine"),
+        ("from https://py" + "pi.org/simple", "a package registry's host"),
+        ("<" * 7 + " HEAD", "an unresolved merge"),
+    ],
+)
+def test_texts_that_name_a_machine_are_found(line, kind):
+    assert [(number, found) for number, found, _ in load("check_text").problems_of(f"fine\n{line}\n")] == [(2, kind)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "packages/work/file.py",
+        "/opt/" + "cuda/bin/nvcc",
+        "the registry of Python packages",
+        "include/cake/work/",
+        "a/root/b",
+    ],
+)
+def test_other_texts_pass(line):
+    assert load("check_text").problems_of(line) == []
+
+
+def test_a_stale_readme_is_found(monkeypatch):
+    readme = load("readme")
+    text = (ROOT / "README.md").read_text()
+    monkeypatch.setattr(readme, "quickstart_text", lambda: "what a run found")
+    fresh = readme.fresh(text)
+    assert "what a run found" in fresh
+    assert readme.fresh(fresh) == fresh
+    assert readme.fresh(fresh.replace("what a run found", "what another found")) == fresh
+    with pytest.raises(ValueError, match="packages:begin"):
+        readme.fresh(text.replace("<!-- packages:begin -->", ""))
+
+
+def test_the_readme_counts_stages_and_states_the_weakest_evidence(monkeypatch):
+    readme = load("readme")
+    budget = {"threads": 32, "registers": 32, "shared_bytes": 0, "tmem_columns": 0, "ctas_per_sm": 1}
+    compiled = {"kind": "compiled", "compiler": "nvcc", "date": "2026-01-01"}
+    emulated = {"kind": "emulated", "orders": ["eager"], "date": "2026-01-01"}
+    common = {"architecture": "sm_90a", "program": "p", "kind": "portable", "sources": ["s"], "budget": budget}
+    records = [{"stage": "a", "evidence": [compiled], **common}, {"stage": "b", "evidence": [emulated], **common}]
+    text = json.dumps({"stages": {"a": "x", "b": "y", "c": "z"}, "records": records})
+    monkeypatch.setattr(readme, "programs_of", lambda package: parse_programs(package, text))
+    assert readme.architecture_cell("package", "sm_90a") == "2 of 3 stages, compiled"
+    assert readme.architecture_cell("package", "sm_100a") == "0 of 3 stages"
+
+
+def test_the_readme_gives_the_two_commands_that_ci_looks_for():
+    commands = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("python3 -m venv")]
+    prefix = "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s "
+    assert commands == [prefix + "quickstart", prefix + "tests"]
+    assert "nox -s tests$" in (ROOT / ".ci" / "run").read_text()

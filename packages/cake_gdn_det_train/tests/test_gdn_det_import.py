@@ -4,9 +4,9 @@ import sys
 
 MEASURE = """
 import time, torch
-start = time.perf_counter()
+start = time.process_time()
 import PACKAGE
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 import sys
 print(*[name for name in ("tvm_ffi", "matplotlib", "torch._dynamo", "hypothesis") if name in sys.modules])
 """

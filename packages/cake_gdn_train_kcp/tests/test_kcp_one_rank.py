@@ -60,6 +60,16 @@ def test_deterministic_algorithms_are_accepted(world):
         assert_bitwise_equal(results[name], value, name)
 
 
+@pytest.mark.parametrize("around", [lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.device("meta")])
+def test_global_state_moves_no_bit(world, around):
+    case = case_with_states()
+    expected = run(chunk_gated_delta_rule, case, group=world)
+    with around():
+        results = run(chunk_gated_delta_rule, case, group=world)
+    for name, value in expected.items():
+        assert_bitwise_equal(results[name], value, name)
+
+
 FLAGS = (0.25, True, True, True, False, False)
 
 

@@ -18,6 +18,7 @@ from cake_gdn_train_kcp.exchange import (
     source_ranks,
 )
 from cake_gdn_train_kcp.plan import Shard
+from cake_shared.gdn.isolation import isolated
 from cake_shared.gdn.options import Inputs, Options
 from cake_shared.gdn.segments import forward_maps
 
@@ -39,7 +40,7 @@ class Place:
 
     def local_offsets(self) -> torch.Tensor:
         """Offsets of the local sequences as a tensor `[n + 1]`, int64, in host memory."""
-        return torch.tensor(self.shard.cu_seqlens, dtype=torch.int64)
+        return torch.tensor(self.shard.cu_seqlens, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def _run(inputs: Inputs, options: Options, states: torch.Tensor | None, want_fin
     )
 
 
+@isolated
 def forward(inputs: Inputs, options: Options, place: Place, want_final: bool, save: bool):
     """Outputs of this rank's tokens, final states of its local sequences or None, and the tape.
 
@@ -156,6 +158,7 @@ def _run_back(inputs, options, states, d_o, d_final, saved, needs) -> Gradients:
     )
 
 
+@isolated
 def backward(
     inputs: Inputs,
     options: Options,

@@ -82,12 +82,12 @@ class Cotangents:
 
 
 def run_chain_backward(
-    data: WaveData, q: torch.Tensor, pair: torch.Tensor, d_out: torch.Tensor, carry: torch.Tensor
+    data: WaveData, q: torch.Tensor, pair: torch.Tensor, d_out: torch.Tensor, carry: torch.Tensor, scale: float
 ) -> Cotangents:
     """Walk the gradients of the states of a wave backward.
 
-    `dV' = P^T dO + (e K) dS1`, `dR = T^T dV'`, `dS0 = gamma_last dS1 + (gamma Q)^T dO - (beta gamma K)^T dR`, where
-    `q` and `pair` (`P`) already carry the scale. `carry` holds the gradients of the states at the wave's end and, on
+    `dV' = P^T dO + (e K) dS1`, `dR = T^T dV'`, `dS0 = gamma_last dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR`,
+    where `pair` (`P`) already carries the scale. `carry` holds the gradients of the states at the wave's end and, on
     return, at its entry; sequences that end inside the wave find theirs in it.
     """
     chunks = data.chunks
@@ -96,7 +96,7 @@ def run_chain_backward(
     heads = chunks.shape[1]
     sizes = [n * heads for n in counts]
     d_written = product(pair.mT, d_out)
-    into = product(scaled_rows(q, gates.gamma).mT, d_out)
+    into = product(scaled_rows(q, gates.gamma * scale).mT, d_out)
     d_right = torch.empty_like(d_written)
     d_next = torch.empty_like(into)
     solve = chunks.inverse.flatten(0, 1).mT.split(sizes)
@@ -153,9 +153,9 @@ def _wave_gradients(
 ) -> None:
     """Form and store the gradients of one wave from its forward and backward chains.
 
-    `M = -strict_lower(dR V'^T) beta Gamma`, `dP = (dO V'^T) Gamma`, `dQ = gamma (dO S0^T) + dP K`,
-    `dK = (M + M^T) K + dP^T Q - beta gamma (dR S0^T) + e (V' dS1^T)`, `dV = beta dR`,
-    `dbeta = rowsum(dR X) - rowsum(strict_lower(dR V'^T) Gamma K K^T)`, with the output scale folded into dO.
+    `M = -strict_lower(dR V'^T) beta Gamma`, `dP = (dO V'^T) Gamma`, `dQ = scale (gamma (dO S0^T) + dP K)`,
+    `dK = (M + M^T) K + scale dP^T Q - beta gamma (dR S0^T) + e (V' dS1^T)`, `dV = beta dR`,
+    `dbeta = rowsum(dR X) - rowsum(strict_lower(dR V'^T) Gamma K K^T)`; `qk` carries the scale.
     """
     data, index = stash.data, stash.data.index
     chunks, gates = data.chunks, data.chunks.gates
@@ -181,7 +181,7 @@ def _wave_gradients(
     if not deep:
         return
     scale = options.scale
-    dp = product(cot.d_out, stash.written.mT).view_as(gates.pair).mul_(gates.pair).mul_(scale)
+    dp = product(cot.d_out, stash.written.mT).view_as(gates.pair).mul_(gates.pair)
     dq_in = product(cot.d_out, states_t).view(tile).mul_((gates.gamma * scale).unsqueeze(-1))
     if needs.k or needs.gates:
         dk_in = product(cot.d_right, states_t).view(tile).mul_((gates.gamma * chunks.beta).unsqueeze(-1))
@@ -200,14 +200,14 @@ def _wave_gradients(
     k_flat = k.flatten(0, 1)
     if needs.q:
         dq = sum_over_group(dq_in, key_heads).flatten(0, 1)
-        dq = add_product(dq, dp_sum, k_flat).view_as(k)
+        dq = add_product(dq, dp_sum, k_flat, scale).view_as(k)
         if q_scale is not None:
             dq = normalised_backward(dq, q, q_scale)
         scatter(dq, out.q, index, keys)
     if needs.k:
         m = sum_over_group(weighted.mul_(chunks.beta.unsqueeze(-1)).tril_(-1), key_heads).flatten(0, 1)
         dk = sum_over_group(dk_end.sub_(dk_in), key_heads).flatten(0, 1)
-        dk = add_product(dk, dp_sum.mT, q.flatten(0, 1))
+        dk = add_product(dk, dp_sum.mT, q.flatten(0, 1), scale)
         dk = add_product(dk, m + m.mT, k_flat, -1.0).view_as(k)
         if data.k_scale is not None:
             dk = normalised_backward(dk, k, data.k_scale)
@@ -373,8 +373,8 @@ def _backward_group(
             if inputs.q is not None:
                 q, q_scale = load_queries(walk, group, index, inputs, options)
             if needs.chain:
-                qk, pair = scores(stash.data, q)
-                cot = run_chain_backward(stash.data, q * options.scale, pair.mul_(options.scale), do, carry)
+                qk, pair = scores(stash.data, q, options.scale)
+                cot = run_chain_backward(stash.data, q, pair, do, carry, options.scale)
             else:
                 cot = Cotangents(do, None, None, None)
             _wave_gradients(walk, group, stash, q, q_scale, cot, qk, options, needs, rows)

@@ -6,6 +6,7 @@ from cake_shared.check import check_offsets
 from cake_shared.gdn import backward as _backward
 from cake_shared.gdn import forward as _forward
 from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.isolation import isolated
 from cake_shared.gdn.options import Inputs, Options
 
 
@@ -14,6 +15,7 @@ def _check_pack(inputs: Inputs) -> None:
         check_offsets("cu_seqlens", inputs.cu_seqlens.tolist(), inputs.k.shape[1])
 
 
+@isolated
 def forward(
     inputs: Inputs, options: Options, output_final_state: bool, save_states: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -28,6 +30,7 @@ def forward(
     return _forward.forward(inputs, options, output_final_state, save_states)
 
 
+@isolated
 def backward(
     inputs: Inputs,
     options: Options,

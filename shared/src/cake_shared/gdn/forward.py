@@ -26,10 +26,10 @@ def k_first(states: torch.Tensor | None, options: Options) -> torch.Tensor | Non
     return states.mT if states is not None and options.state_v_first else states
 
 
-def scores(data: WaveData, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `Q K^T` of the key heads `[chunks, key heads, rows, rows]` and `Gamma * Q K^T` of the value heads."""
+def scores(data: WaveData, q: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `scale Q K^T` of the key heads `[c, key heads, rows, rows]`, and it times `Gamma` of the value heads."""
     k = data.chunks.k
-    qk = product(q.flatten(0, 1), k.flatten(0, 1).mT).view(*k.shape[:3], k.shape[2])
+    qk = product(q.flatten(0, 1), k.flatten(0, 1).mT).mul_(scale).view(*k.shape[:3], k.shape[2])
     pair = by_key_head(data.chunks.gates.pair, k.shape[1]) * qk.unsqueeze(2)
     return qk, pair.flatten(0, 2)
 
@@ -37,9 +37,8 @@ def scores(data: WaveData, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 def _outputs(
     data: WaveData, q: torch.Tensor, written: torch.Tensor, states: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    q = q * scale
-    _, pair = scores(data, q)
-    out = product(scaled_rows(q, data.chunks.gates.gamma), states)
+    _, pair = scores(data, q, scale)
+    out = product(scaled_rows(q, data.chunks.gates.gamma * scale), states)
     add_product(out, pair, written)
     return out.view(*data.chunks.beta.shape, -1)
 

@@ -12,6 +12,7 @@ import torch
 from cake_shared.gdn.backward import load_d_out, run_chain_backward
 from cake_shared.gdn.forward import scores
 from cake_shared.gdn.intra import run_chain
+from cake_shared.gdn.isolation import isolated
 from cake_shared.gdn.options import Inputs, Options
 from cake_shared.gdn.plan import padded
 from cake_shared.gdn.products import product
@@ -38,6 +39,7 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return product(a.flatten(0, 1).contiguous(), b.flatten(0, 1).contiguous()).unflatten(0, a.shape[:2])
 
 
+@isolated
 @torch.no_grad()
 def forward_maps(inputs: Inputs, options: Options) -> StateMap:
     """Reduce every sequence of a pack, or piece of one, to the map from its entry state to its exit state.
@@ -85,6 +87,7 @@ def _forward_group(
     constant[sequences, mine] = walk.unpadded(group, shift)
 
 
+@isolated
 @torch.no_grad()
 def backward_constants(inputs: Inputs, options: Options, d_out: torch.Tensor | None, value_dim: int) -> torch.Tensor:
     """Return Y of every sequence of a pack, or piece of one: its entry state's gradient where its exit state has none.
@@ -120,8 +123,8 @@ def backward_constants(inputs: Inputs, options: Options, d_out: torch.Tensor | N
             for index in reversed(list(walk.indices(group, rnd))):
                 data = load_wave(walk, group, index, inputs, options)
                 q, _ = load_queries(walk, group, index, inputs, options)
-                _, pair = scores(data, q)
+                _, pair = scores(data, q, options.scale)
                 d_rows = load_d_out(walk, group, data, d_out)
-                run_chain_backward(data, q * options.scale, pair.mul_(options.scale), d_rows, carry)
+                run_chain_backward(data, q, pair, d_rows, carry, options.scale)
         result[torch.tensor(group.sequences), first : first + count] = walk.unpadded(group, carry)
     return result

@@ -13,7 +13,7 @@ AsyncHandle AsyncQueue::issue(Gang& gang, std::function<void()> run, u64 stream)
   if (gang.running) op->issuer = gang.running, op->pc = gang.running->pc;
   if (gang.launch->order == Order::Eager) {
     op->done = true;
-    run_placed(*op);
+    run_placed(gang, *op);
     ++gang.progress;
   } else {
     pending_.push_back(op);
@@ -25,15 +25,18 @@ void AsyncQueue::perform(Gang& gang, size_t index) {
   AsyncHandle op = pending_[index];
   pending_.erase(pending_.begin() + static_cast<std::ptrdiff_t>(index));
   op->done = true;
-  run_placed(*op);
+  run_placed(gang, *op);
   ++gang.progress;
 }
 
-void AsyncQueue::run_placed(AsyncOp& op) {
+void AsyncQueue::run_placed(Gang& gang, AsyncOp& op) {
   const auto run = std::move(op.run);
   op.run = nullptr;
+  Warp* const outer = gang.async_issuer;
+  gang.async_issuer = op.issuer;
   try {
     run();
+    gang.async_issuer = outer;
   } catch (Fault& f) {
     if (!f.warp) f.warp = op.issuer, f.pc = op.pc;
     throw;
@@ -75,7 +78,10 @@ void AsyncQueue::maybe_complete(Gang& gang) {
 
 void GroupList::wait(Gang& gang, AsyncQueue& queue, size_t leave) {
   while (committed.size() > leave) {
-    for (auto& op : committed.front()) queue.complete(gang, op);
+    for (auto& op : committed.front()) {
+      queue.complete(gang, op);
+      op->waited = true;
+    }
     committed.pop_front();
   }
 }

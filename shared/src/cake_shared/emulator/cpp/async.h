@@ -18,7 +18,8 @@ struct AsyncOp {
   std::function<void()> run;
   u64 stream = 0;
   bool done = false;
-  const Warp* issuer = nullptr;  // for the place of a fault
+  bool waited = false;  // a thread has waited for it
+  Warp* issuer = nullptr;  // for the place of a fault
   int pc = -1;
 };
 using AsyncHandle = std::shared_ptr<AsyncOp>;
@@ -36,7 +37,7 @@ class AsyncQueue {
 
  private:
   void perform(Gang& gang, size_t index);
-  static void run_placed(AsyncOp& op);
+  static void run_placed(Gang& gang, AsyncOp& op);
   std::deque<AsyncHandle> pending_;
 };
 

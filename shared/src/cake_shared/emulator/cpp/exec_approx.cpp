@@ -1,5 +1,6 @@
 // Approximate functions, computed more accurately than the documented bounds ask for, and the IEEE forms of their kin.
 #include <cmath>
+#include <limits>
 
 #include "decode.h"
 #include "machine.h"
@@ -42,22 +43,40 @@ void h_coarse_f64(Warp& w, const Ins& i) {
   });
 }
 
-// One ulp of rounding away from nearest decides directed rounding of 1/x and sqrt(x): the remainder tells the side.
+// 1/x or sqrt(x) in FP64 with what is left of the dividend or the radicand, which tells the side of the exact value.
+template <bool kSqrt>
+double with_rest(double x, double& rest) {
+  const double r = kSqrt ? std::sqrt(x) : 1. / x;
+  rest = 0;
+  if (std::isfinite(r) && std::isfinite(x)) rest = kSqrt ? std::fma(-r, r, x) : std::fma(-r, x, 1.) * (x < 0 ? -1 : 1);
+  return r;
+}
+
 template <bool kSqrt, int kMode, bool kFtz>  // mode 1 zero, 2 down, 3 up
 void h_directed(Warp& w, const Ins& i) {
   map1<float, float>(w, i, [](float a) {
-    const float x = kFtz ? flush(a) : a;
-    float r = kSqrt ? std::sqrt(x) : 1.f / x;
-    if (std::isfinite(r) && r != 0 && std::isfinite(x)) {
-      // rest has the sign of exact - r
-      const double rest = kSqrt ? double(x) - double(r) * r : (1. - double(r) * x) * (x < 0 ? -1 : 1);
-      const bool down = kMode == 2 || (kMode == 1 && r > 0), up = kMode == 3 || (kMode == 1 && r < 0);
-      if (rest < 0 && down) r = std::nextafter(r, -INFINITY);
-      if (rest > 0 && up) r = std::nextafter(r, INFINITY);
-    }
-    r = canonical(r);
-    return kFtz ? flush(r) : r;
+    double rest;
+    double r = with_rest<kSqrt>(kFtz ? flush(a) : a, rest);
+    if (rest != 0 && static_cast<double>(static_cast<float>(r)) == r) r = std::nextafter(r, rest > 0 ? INFINITY : -INFINITY);
+    const float f = canonical(round_directed(r, kMode));
+    return kFtz ? flush(f) : f;
   });
+}
+template <bool kSqrt, int kMode>
+void h_directed_f64(Warp& w, const Ins& i) {
+  map1<double, double>(w, i, [](double x) {
+    double rest;
+    const double r = with_rest<kSqrt>(x, rest);
+    if (std::isinf(r) && x != 0 && std::isfinite(x)) {  // 1/x overflows
+      const bool inward = kMode == 1 || (kMode == 2 && x > 0) || (kMode == 3 && x < 0);
+      return inward ? std::copysign(std::numeric_limits<double>::max(), x) : r;
+    }
+    return step_directed(r, rest, kMode);
+  });
+}
+template <bool kSqrt>
+Handler directed_f64(int mode) {
+  return mode == 1 ? h_directed_f64<kSqrt, 1> : mode == 2 ? h_directed_f64<kSqrt, 2> : h_directed_f64<kSqrt, 3>;
 }
 template <bool kSqrt>
 Handler directed(int mode, bool ftz) {
@@ -109,7 +128,7 @@ void decode_rcp_sqrt(Decoder& d, Ins& i) {
   i.d = d.dest(0, bytes_of(t));
   i.a = d.source(1, t);
   if (t == Type::F64) {
-    i.fn = approx ? (kSqrt ? nullptr : h_coarse_f64<false>) : round == 0 ? (kSqrt ? h_sqrt_f64 : h_rcp_f64) : nullptr;
+    i.fn = approx ? (kSqrt ? nullptr : h_coarse_f64<false>) : round > 0 ? directed_f64<kSqrt>(round) : kSqrt ? h_sqrt_f64 : h_rcp_f64;
   } else if (t == Type::F32) {
     i.fn = round > 0 ? directed<kSqrt>(round, ftz) : unary<F>(ftz);
   }

@@ -90,7 +90,6 @@ void h_bulk_commit(Warp& w, const Ins&) {
 }
 void h_bulk_wait(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) { w.bulk.lane(l).wait(*w.gang, w.gang->async, static_cast<size_t>(i.imm)); });
-  if (w.cta->shadow) w.cta->shadow->bulk_waited(w);
 }
 
 void decode_copy(Decoder& d, Ins& i) {

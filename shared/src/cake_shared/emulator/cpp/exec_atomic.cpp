@@ -51,6 +51,7 @@ T apply(u32 op, T old, T b, T c) {
 // kPack elements of T make one memory word of the instruction; the register holds it as it is.
 template <class T, int kPack>
 void h_atomic(Warp& w, const Ins& i) {
+  if (i.flags & 64 && w.cta->shadow) w.cta->shadow->fence(w);
   constexpr u32 kBytes = sizeof(T) * kPack;
   using Word = std::conditional_t<kBytes == 8, u64, u32>;
   const u32* lists = w.gang->launch->program->operands.data() + i.list;
@@ -125,7 +126,7 @@ Handler choose(Type t, u32 op) {
 
 void decode_atomic(Decoder& d, Ins& i, bool returns) {
   Modifiers& m = d.mods();
-  m.take_one({"relaxed", "acquire", "release", "acq_rel"});
+  const bool ordered = m.take_one({"relaxed", "acquire", "release", "acq_rel"}) > 0;
   const int scope = m.take_one({"cta", "cluster", "gpu", "sys"});
   (void)scope;
   const Space space = d.take_space(Space::Generic);
@@ -154,7 +155,7 @@ void decode_atomic(Decoder& d, Ins& i, bool returns) {
     }
   };
   add(source, false);
-  i.flags = static_cast<u32>(op);
+  i.flags = static_cast<u32>(op) | (ordered ? 64u : 0u);
   if (op == kCas) {
     i.c = d.source(k++, *t);
     i.flags |= 16;

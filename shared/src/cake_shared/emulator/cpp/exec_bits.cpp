@@ -140,6 +140,19 @@ void h_szext(Warp& w, const Ins& i) {
   });
 }
 
+// fns: the position of the n-th set bit from a base, upwards or downwards.
+void h_fns(Warp& w, const Ins& i) {
+  map3<u32, u32, u32, i32>(w, i, [](u32 mask, u32 base, i32 offset) {
+    i32 position = static_cast<i32>(base);
+    if (offset == 0) return base < 32 && (mask >> base & 1) ? base : kFull;
+    u32 left = static_cast<u32>(offset < 0 ? -offset : offset);
+    for (; position >= 0 && position < 32; position += offset < 0 ? -1 : 1) {
+      if ((mask >> position & 1) && --left == 0) return static_cast<u32>(position);
+    }
+    return kFull;
+  });
+}
+
 u32 pick_byte(u64 both, u32 selector) {
   const u32 byte = static_cast<u32>(both >> 8 * (selector & 7)) & 0xff;
   return selector & 8 ? (byte & 0x80 ? 0xff : 0) : byte;  // bit 3 replicates the sign
@@ -264,6 +277,14 @@ void register_bits(DecoderTable& table) {
     i.a = d.source(1, t);
     i.b = d.source(2, 4u);
     i.fn = is_signed(t) ? (wrap ? h_szext<true, true> : h_szext<true, false>) : (wrap ? h_szext<false, true> : h_szext<false, false>);
+  });
+  table.add("fns", [](Decoder& d, Ins& i) {
+    d.mods().take("b32");
+    i.d = d.dest(0, 4);
+    i.a = d.source(1, 4u);
+    i.b = d.source(2, 4u);
+    i.c = d.source(3, 4u);
+    i.fn = h_fns;
   });
   table.add("prmt", [](Decoder& d, Ins& i) {
     require_type(d);

@@ -55,7 +55,7 @@ void perform(Warp& w, const Transfer& t, u32 flags, int lane) {
     u8* to = shared_range(w, destination, t.bytes, Rw::Write, lane);
     if (flags & kReduce) reduce_bytes(to, from, t.bytes, t.reduction); else std::memcpy(to, from, t.bytes);
     Cta& cta = *gang.ctas[destination >> kRankShift];
-    if (cta.shadow) cta.shadow->async_arrived(destination & (kSharedWindow - 1), t.bytes, barrier & (kSharedWindow - 1));
+    if (cta.shadow) cta.shadow->async_arrived(destination & (kSharedWindow - 1), t.bytes, barrier);
     mbarrier_complete_tx(gang, barrier, t.bytes);
   });
 }

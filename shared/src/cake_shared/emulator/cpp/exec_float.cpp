@@ -78,8 +78,8 @@ float directed(double exact, Round mode) {
 }
 
 double sum_for_rounding(double a, double b, Round mode) {
-  // x + (-x) is -0 when rounding down.
-  if (a + b == 0 && a != 0 && mode == Round::Down) return -0.0;
+  // Opposite terms give -0 when rounding down.
+  if (a + b == 0 && std::signbit(a) != std::signbit(b) && mode == Round::Down) return -0.0;
   return add_to_odd(a, b);
 }
 
@@ -95,7 +95,7 @@ void h_directed_f32(Warp& w, const Ins& i) {
     if constexpr (std::is_same_v<Op, DivOp>) {
       r = x / y;
       // The quotient's error term decides between values that FP64 cannot tell apart.
-      if (std::isfinite(r) && y != 0) {
+      if (std::isfinite(r) && std::isfinite(y) && y != 0) {
         const double rest = std::fma(-r, y, x);
         if (rest != 0 && static_cast<double>(static_cast<float>(r)) == r) {
           r = (rest > 0) == (y > 0) ? std::nextafter(r, 1e300) : std::nextafter(r, -1e300);
@@ -335,6 +335,9 @@ void decode_abs_neg(Decoder& d, Ins& i) {
 }
 
 }  // namespace
+
+float round_directed(double exact, int mode) { return directed(exact, static_cast<Round>(mode)); }
+double step_directed(double nearest, double error, int mode) { return direct<double>(nearest, error, static_cast<Round>(mode)); }
 
 void register_float(DecoderTable& table) {
   table.add("add", [](Decoder& d, Ins& i) { decode_add_sub<AddOp>(d, i, false); });

@@ -269,6 +269,7 @@ void mbarrier_complete_tx(Gang& gang, u32 address, u32 bytes) {
 
 void mbarrier_arrive(Gang& gang, u32 address, u32 count) {
   const Place p = place_of(gang, address);
+  if (p.cta->shadow && gang.async_issuer) p.cta->shadow->mbarrier_arrive(*gang.async_issuer, p.offset);
   update(p, valid(p, address, -1), address, count, 0, -1);
 }
 

@@ -44,13 +44,21 @@ struct Value<BFloat> {
   static float from(BFloat v) { return to_float(v); }
 };
 
+// .ftz on values widened to FP32: what is subnormal in the lane's own format becomes zero.
+template <class T, class V>
+V flush_lane(V v) {
+  if constexpr (std::is_same_v<T, Half>) return v > -0x1p-14f && v < 0x1p-14f ? V(0) : v;
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, BFloat>) return flush(v);
+  return v;
+}
+
 template <int kCompare, class T, bool kFtz>
 u32 compare_lanes(Warp& w, const Ins& i) {
   auto *a = w.slot<T>(i.a), *b = w.slot<T>(i.b);
   u32 r = 0;
   for (int l = 0; l < kLanes; ++l) {
     auto x = Value<T>::from(get<T>(a, l)), y = Value<T>::from(get<T>(b, l));
-    if constexpr (kFtz && std::is_same_v<T, float>) x = flush(x), y = flush(y);
+    if constexpr (kFtz) x = flush_lane<T>(x), y = flush_lane<T>(y);
     r |= u32(compare<kCompare>(x, y)) << l;
   }
   return r;
@@ -80,7 +88,7 @@ enum class Form : u8 { Plain, Combined, ToRegister };
 
 template <int kCompare, class T>
 Handler handler(Form form, bool ftz) {
-  if (ftz && std::is_same_v<T, float>) {
+  if (ftz) {
     return form == Form::Plain ? Setp<kCompare, T, true>::plain
            : form == Form::Combined ? Setp<kCompare, T, true>::combined : Setp<kCompare, T, true>::to_register;
   }
@@ -135,7 +143,8 @@ void h_setp_packed(Warp& w, const Ins& i) {
   const u32 c = i.flags & 3 ? w.predicates[i.c] : 0;
   each_lane(w.mask, [&](int l) {
     for (int k = 0; k < 2; ++k) {
-      const float x = to_float(H{u16(w.lane32(i.a, l) >> 16 * k)}), y = to_float(H{u16(w.lane32(i.b, l) >> 16 * k)});
+      float x = to_float(H{u16(w.lane32(i.a, l) >> 16 * k)}), y = to_float(H{u16(w.lane32(i.b, l) >> 16 * k)});
+      if (i.flags & 4) x = flush_lane<H>(x), y = flush_lane<H>(y);
       bool t = false;
       switch (i.imm) {
         case Eq: t = compare<Eq>(x, y); break;
@@ -189,6 +198,7 @@ void decode_setp(Decoder& d, Ins& i) {
   if (combine >= 0) i.c = d.predicate(3);
   i.flags = static_cast<u32>(combine + 1);
   if (*t == Type::F16x2 || *t == Type::BF16x2) {
+    if (ftz) i.flags |= 4;
     i.imm = c;
     i.fn = *t == Type::F16x2 ? h_setp_packed<Half> : h_setp_packed<BFloat>;
     return;
@@ -214,6 +224,7 @@ void decode_set(Decoder& d, Ins& i) {
     case Type::F16: i.imm = 0x3c00; break;
     case Type::BF16: i.imm = 0x3f80; break;
     case Type::F16x2: case Type::BF16x2: {
+      if (ftz) i.flags |= 4;
       const u32 slot = i.d;
       i.list = static_cast<u32>(d.program().operands.size());
       d.add_operand(slot);

@@ -21,7 +21,8 @@ void h_store_async(Warp& w, const Ins& i) {
     if (address >> kRankShift != barrier >> kRankShift) {
       fault("IllegalInstruction", "the value and its mbarrier lie in different CTAs", l);
     }
-    shared_owner(w, address, bytes, Rw::Write, l, true);
+    Cta& target = shared_owner(w, address, bytes, Rw::Write, l, true);
+    if (target.shadow) target.shadow->async_access(w, address & (kSharedWindow - 1), bytes, (i.flags & kReduce) != 0, true);
     u8 value[32];
     for (u32 k = 0; k < i.n; ++k) {
       const u64 word = i.width == 8 ? w.lane64(extra[k], l) : w.lane32(extra[k], l);
@@ -36,7 +37,7 @@ void h_store_async(Warp& w, const Ins& i) {
       const u32 offset = address & (kSharedWindow - 1);
       const u8* from = reinterpret_cast<const u8*>(data.data());
       if (flags & kReduce) reduce_bytes(cta.shared + offset, from, n, flags & ~kReduce); else std::memcpy(cta.shared + offset, from, n);
-      if (cta.shadow) cta.shadow->async_arrived(offset, n, barrier & (kSharedWindow - 1));
+      if (cta.shadow) cta.shadow->async_arrived(offset, n, barrier);
       mbarrier_complete_tx(*warp->gang, barrier, n);
     });
   });

@@ -11,6 +11,7 @@ void release_barriers(Cta& cta) {
     if (!b.used) continue;
     const u32 expected = b.has_count ? b.expected : cta.alive;
     if (b.arrived < expected) continue;
+    if (cta.shadow) cta.shadow->barrier_released(cta, id);
     const bool all = b.predicate_true == b.predicate_lanes;
     const u32 count = b.predicate_true;
     for (auto& w : cta.warps) {
@@ -32,7 +33,6 @@ void release_barriers(Cta& cta) {
         ++s.pc;
       }
     }
-    if (cta.shadow) cta.shadow->barrier_released(cta, id);
     b = NamedBarrier{};
     ++cta.gang->progress;
   }
@@ -43,8 +43,8 @@ void release_cluster(Gang& gang) {
   gang.cluster_arrived = 0;
   ++gang.cluster_phase;
   ++gang.progress;
+  gang.clocks.cluster_release();
   for (auto& cta : gang.ctas) {
-    if (cta->shadow) cta->shadow->cluster_released(*cta);
     for (auto& w : cta->warps) {
       for (auto& s : w.splits) {
         if (s.state == State::WaitCluster && s.token != gang.cluster_phase) {
@@ -91,7 +91,7 @@ void h_barrier(Warp& w, const Ins& i) {
     b.predicate_true += static_cast<u32>(std::popcount(p));
     b.predicate_lanes += static_cast<u32>(std::popcount(w.mask));
   }
-  if (cta.shadow) cta.shadow->barrier_arrive(w, id, !(i.flags & kArrive));
+  if (cta.shadow) cta.shadow->barrier_arrive(w, id);
   if (i.flags & kArrive) {
     release_barriers(cta);
     return;
@@ -120,7 +120,7 @@ void decode_barrier(Decoder& d, Ins& i) {
         w.cluster_phase[l] = gang.cluster_phase + 1;
       });
       gang.cluster_arrived += static_cast<u32>(std::popcount(w.mask));
-      if (w.cta->shadow) w.cta->shadow->cluster_arrive(w);
+      if (w.cta->shadow) gang.clocks.cluster_arrive(w.cta->rank * static_cast<u32>(w.cta->warps.size()) + static_cast<u32>(w.index));
       release_cluster(gang);
     } : what == 1 ? [](Warp& w, const Ins&) {
       Gang& gang = *w.gang;
@@ -128,7 +128,6 @@ void decode_barrier(Decoder& d, Ins& i) {
       const u32 mine = w.cluster_phase[lane];
       if (mine == 0) fault("BarrierMisuse", "barrier.cluster.wait before any arrive", lane);
       if (gang.cluster_phase >= mine) {
-        if (w.cta->shadow) w.cta->shadow->cluster_wait(w);
         return;
       }
       Split& s = w.split();
@@ -177,7 +176,9 @@ void decode_barrier(Decoder& d, Ins& i) {
 
 enum Fence : u32 { kPlain, kProxyAsync, kProxyTensormap, kProxyAlias };
 void h_fence(Warp& w, const Ins& i) {
-  if (i.flags == kProxyAsync && w.cta->shadow) w.cta->shadow->proxy_fence(w);
+  if (!w.cta->shadow) return;
+  if (i.flags == kProxyAsync) w.cta->shadow->proxy_fence(w);
+  if (i.flags == kPlain) w.cta->shadow->fence(w);
 }
 
 void decode_fence(Decoder& d, Ins& i) {
@@ -232,7 +233,7 @@ void register_sync(DecoderTable& table) {
     Modifiers& m = d.mods();
     if (m.take("proxy")) m.take("alias");
     m.take_one({"cta", "gl", "sys"});
-    i.fn = h_nothing;
+    i.fn = h_fence;
   });
   table.add("griddepcontrol", [](Decoder& d, Ins& i) {
     if (d.mods().take("wait")) {

@@ -266,6 +266,7 @@ void h_tensor_copy(Warp& w, const Ins& i) {
           if (!(mask >> rank & 1)) continue;
           load_box(*warp, box, *gang->ctas[rank], offset);
           const u32 signal = barriers[next++];
+          if (gang->ctas[rank]->shadow) gang->ctas[rank]->shadow->async_arrived(offset, box.bytes, signal);
           mbarrier_complete_tx(*gang, signal, box.bytes);
         }
       });

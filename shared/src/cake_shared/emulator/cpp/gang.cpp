@@ -53,8 +53,12 @@ void GangRunner::start(u64 gang_index) {
   gang_.alive = threads_ * ctas_;
   last_progress_ = 0;
   idle_rounds_ = 0;
-  gang_.running = nullptr;
+  gang_.running = gang_.async_issuer = nullptr;
+  for (auto& cta : gang_.ctas) {
+    if (cta->shadow) shadows_.push_back(std::move(cta->shadow));
+  }
   gang_.ctas.clear();
+  if (launch_.detect == Detect::All) gang_.clocks.reset(warps_ * ctas_);
   // The cluster's place in the grid, then each CTA's place in the cluster; both x first.
   u32 clusters[3], place[3];
   for (int k = 0; k < 3; ++k) clusters[k] = launch_.grid[k] / launch_.cluster[k];
@@ -84,7 +88,13 @@ void GangRunner::init_cta(Cta& cta, u64 linear, u32 rank) {
   cta.warps.resize(warps_);
   for (u32 k = 0; k < warps_; ++k) init_warp(cta.warps[k], cta, static_cast<int>(k));
   if (launch_.detect == Detect::All && cta.shared_end > kSharedBase) {
-    cta.shadow = std::make_unique<SharedShadow>(cta, program_.shared_granule);
+    if (shadows_.empty()) {
+      cta.shadow = std::make_unique<SharedShadow>(cta, program_.shared_granule);
+    } else {
+      cta.shadow = std::move(shadows_.back());
+      shadows_.pop_back();
+      cta.shadow->reset(cta);
+    }
   }
 }
 

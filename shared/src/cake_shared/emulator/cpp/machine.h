@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "async.h"
+#include "clocks.h"
 #include "flight.h"
 #include "memory.h"
 #include "program.h"
@@ -140,6 +141,8 @@ struct Gang {
   bool grid_wait_open = true;  // griddepcontrol.wait returns
   Stats* stats = nullptr;
   Warp* running = nullptr;  // the warp whose instruction is being executed
+  Warp* async_issuer = nullptr;  // the warp that issued the asynchronous operation being performed
+  Clocks clocks;
 };
 
 // ---------------------------------------------------------------- lanes

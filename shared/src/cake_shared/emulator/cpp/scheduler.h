@@ -58,6 +58,7 @@ class GangRunner {
   size_t registers_bytes_ = 0, warp_register_bytes_ = 0;
   std::vector<u32> predicates_;
   u8* local_ = nullptr;
+  std::vector<std::unique_ptr<SharedShadow>> shadows_;
   bool constants_ready_ = false;
   u32 threads_ = 0, warps_ = 0, ctas_ = 0;
   u64 last_progress_ = 0;

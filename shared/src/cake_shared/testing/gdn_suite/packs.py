@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cake_shared.testing import assert_bitwise_equal, assert_near, leave_nan_blocks
+from cake_shared.testing import assert_bitwise_equal, assert_near, leave_nan_blocks, relative_l2
 from cake_shared.testing.gdn_inputs import base, packed, states
 from cake_shared.testing.gdn_reference import check_against_reference, check_near, reference
 from cake_shared.testing.gdn_run import run
@@ -186,3 +186,31 @@ def test_batch_rows_are_sequences(gdn):
     case = base(70, 2, 4, K=32, V=32, B=3, dtype=torch.float32)
     h0, ds = states(case, 3)
     check_against_reference(gdn.rule, case.with_(initial_state=h0, d_state=ds))
+
+
+@pytest.mark.parametrize("cut", [4096, 5000])
+def test_a_long_sequence_is_its_parts_joined_by_their_states(gdn, cut):
+    """A sequence that is cut into segments equals two shorter calls, joined by a differentiable state."""
+    tokens = 12300
+    case = base(tokens, 1, 2, K=16, V=16, dtype=torch.float32)
+    h0, ds = states(case, 1)
+    # Gates so mild that the state of one segment still matters in the next but one.
+    case = case.with_(g=case.g * 0.01, initial_state=h0, d_state=ds)
+
+    def joined(q, k, v, g, beta, scale, *, initial_state, **keywords):
+        outputs, state = [], initial_state
+        for part in (slice(0, cut), slice(cut, cut + 4000), slice(cut + 4000, tokens)):
+            pieces = (x[:, part] for x in (q, k, v, g, beta))
+            o, state = gdn.rule(*pieces, scale, initial_state=state, output_final_state=True)
+            outputs.append(o)
+        return torch.cat(outputs, 1), state
+
+    results, expected = run(gdn.rule, case), run(joined, case)
+    for name, value in expected.items():
+        if value is not None:
+            assert_near(results[name], value, 1e-5 if name == "dg" else 4e-6, name)
+    silent = run(gdn.rule, case.with_(initial_state=None))
+    assert relative_l2(silent["o"][:, 9000:], results["o"][:, 9000:]) < 1.0
+    assert not torch.equal(silent["o"][:, 5000:], results["o"][:, 5000:]), (
+        "the first state must reach the later segments"
+    )

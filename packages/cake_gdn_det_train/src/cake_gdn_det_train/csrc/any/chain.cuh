@@ -172,6 +172,7 @@ __device__ __forceinline__ void run_chain(const ChainParams& p) {
     __syncthreads();  // the stage may be overwritten
     load(chunk + 2);
   }
+  ptx::cp_async_wait<0>();  // the groups behind the last chunk are empty; none may be left
 
   // Read again rather than kept in registers through the loop.
   const SegmentPlace done = segment_place(p.tables, p.tables.chunks[end_chunk - 1].segment);

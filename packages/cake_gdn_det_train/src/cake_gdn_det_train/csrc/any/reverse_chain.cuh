@@ -133,6 +133,7 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
     __syncthreads();  // the stage may be overwritten
     load(chunk - 2);
   }
+  ptx::cp_async_wait<0>();  // the groups behind the last chunk are empty; none may be left
 
   // Read again rather than kept in registers through the loop.
   const SegmentPlace done = segment_place(p.tables, p.tables.chunks[first_chunk].segment);

@@ -2,6 +2,8 @@
 
 import torch
 
+from cake_shared.gdn.ops import RuleOps
+from cake_shared.gdn.options import make_call
 from cake_shared.testing.gdn_gate_scale import gate_summands
 from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, reference
 from cake_shared.testing.gdn_run import run
@@ -10,6 +12,38 @@ from cake_shared.testing.gdn_run import run
 BF16_LIMIT = 4.5e-3
 
 _TENSORS = ("q", "k", "v", "g", "beta", "do", "initial_state", "d_state", "cu_seqlens")
+
+
+class _Through(RuleOps):
+    """The core of the public functions on a backend given outright; no operators are registered."""
+
+    def __init__(self, package, backend):
+        self.package, self._backend = package, backend
+
+    def backend(self, device, name=None):
+        return self._backend
+
+
+def rule_through(package, backend):
+    """A `chunk_gated_delta_rule` of a package that runs through `backend`, whatever the tensors' device."""
+    ops = _Through(package, backend)
+
+    def rule(q, k, v, g, beta, scale=None, *, initial_state=None, output_final_state=False, cu_seqlens=None, **options):
+        switches = (
+            "use_qk_l2norm_in_kernel",
+            "use_gate_in_kernel",
+            "use_beta_sigmoid_in_kernel",
+            "allow_neg_eigval",
+            "state_v_first",
+        )
+        per_head = (options.pop("A_log", None), options.pop("dt_bias", None))
+        flags = [options.pop(name, False) for name in switches]
+        if options:
+            raise TypeError(f"not an option of the rule: {', '.join(options)}")
+        inputs, chosen = make_call(q, k, v, g, beta, scale, initial_state, *per_head, cu_seqlens, *flags)
+        return ops.rule(inputs, chosen, output_final_state, None)
+
+    return rule
 
 
 def moved(case, device):
@@ -33,12 +67,30 @@ def on_cpu(results):
     return {name: None if x is None else x.cpu() for name, x in results.items()}
 
 
-def gate_gradient_scale(case, expected):
-    """L2 norm of what dg is summed from, over all tokens and heads.
+def exit_paths(case, expected):
+    """L2 norm, over all tokens and heads, of the summands on the paths from a chunk's entry state to its exit gradient.
 
-    Besides the terms of `gate_summands`, a chunk's share of the path from its entry state to its exit gradient is a sum
-    of K * V products, which cancel: two independent matrices of norms a and b leave a number of about a b / sqrt(K V),
-    with rounding errors of BF16 operands on that scale.
+    They are the K * V products of two matrices. Independent ones of norms a and b leave a sum of about a b / sqrt(K V),
+    and BF16 operands leave rounding errors on that scale whatever the sum.
+
+    Parameters
+    ----------
+    case : GdnCase
+        Any.
+    expected : dict
+        Its float64 results.
+    """
+    if case.d_state is None or expected["final_state"] is None:
+        return 0.0
+    states = [x for x in (expected["final_state"], case.initial_state) if x is not None]
+    size = max(float(x.double().norm(dim=(-2, -1)).max()) for x in states)
+    gradient = float(case.d_state.double().norm(dim=(-2, -1)).max())
+    elements = case.d_state.shape[-2] * case.d_state.shape[-1]
+    return size * gradient / elements**0.5 * case.g.numel() ** 0.5
+
+
+def gate_gradient_scale(case, expected):
+    """L2 norm of what dg is summed from, over all tokens and heads; see `gate_summands` and `exit_paths`.
 
     Parameters
     ----------
@@ -49,15 +101,7 @@ def gate_gradient_scale(case, expected):
     """
     do = torch.zeros_like(case.v) if case.do is None else case.do
     scale = float(gate_summands(case.with_(do=do))[1].norm())
-    if case.d_state is None or expected["final_state"] is None:
-        return scale
-    tokens, heads = case.g.shape[1:]
-    states = [expected["final_state"], case.initial_state]
-    size = max(float(x.double().norm(dim=(-2, -1)).max()) for x in states if x is not None)
-    gradient = float(case.d_state.double().norm(dim=(-2, -1)).max())
-    elements = case.d_state.shape[-2] * case.d_state.shape[-1]
-    paths = size * gradient / elements**0.5 * (tokens * heads * case.g.shape[0]) ** 0.5
-    return (scale**2 + paths**2) ** 0.5
+    return (scale**2 + exit_paths(case, expected) ** 2) ** 0.5
 
 
 def assert_accurate(results, case, accuracy=BF16_LIMIT, names=None):

@@ -355,6 +355,9 @@ inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state
   char* exit_gradients = workspace.take(call.records() * kStateTileBytes);
   char* residual_gradients = workspace.take(call.records() * kTokenTileBytes);
 
+  const HeadScalars d_a_log = check_head_scalars_out("dA_log", grad_a_log, a_log, pack, call.device);
+  const HeadScalars d_dt_bias = check_head_scalars_out("ddt_bias", grad_dt_bias, dt_bias, pack, call.device);
+
   ReverseParams r{};
   r.heads = call.heads;
   r.tables = pack.tables();
@@ -438,10 +441,7 @@ inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state
                kTokenGradientsSmemBytes, call.stream, t);
   if (call.has(kMakeGate)) {
     launch_stage(CAKE_KERNEL_REF(gate_parameters_any), pack.heads, kGateParametersThreads, kGateParametersSmemBytes, call.stream,
-                 GateParametersParams{pack.tables(), t.gate_partials,
-                                      check_head_scalars_out("dA_log", grad_a_log, a_log, pack, call.device),
-                                      check_head_scalars_out("ddt_bias", grad_dt_bias, dt_bias, pack, call.device),
-                                      call.heads.value_heads});
+                 GateParametersParams{pack.tables(), t.gate_partials, d_a_log, d_dt_bias, call.heads.value_heads});
   }
   launch_uncovered(call,
                    {result_rows(grad_v, pack), result_rows(grad_q.value(), pack), result_rows(grad_k.value(), pack),

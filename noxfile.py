@@ -22,6 +22,7 @@ nox.options.error_on_external_run = False
 ROOT = Path(__file__).resolve().parent
 SHARED_VENV = ROOT / ".nox" / "shared"
 BENCH_VENV = ROOT / ".nox" / "bench"
+COMPILER = ROOT / ".nox" / "compiler"
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a", "sm_107a")
 # In the order of their dependencies, so that each finds what it builds on.
 PACKAGES = (
@@ -33,17 +34,11 @@ PACKAGES = (
 )
 PROJECTS = (ROOT / "shared", *(ROOT / "packages" / name for name in PACKAGES))
 
-# The compiler comes from the package registry because sm_107a needs a newer one than most machines have.
-CUDA = [
-    f"{name}; platform_system == 'Linux'"
-    for name in ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
-]
 REQUIREMENTS = {
     "run": ["torch", "numpy", "ninja", "apache-tvm-ffi", "matplotlib"],
     "tests": ["pytest", "pytest-xdist", "pytest-timeout", "hypothesis"],
     "lint": ["ruff"],
     "build": ["build"],
-    "cuda": CUDA,
 }
 
 
@@ -72,7 +67,7 @@ def source_path() -> str:
 class Environment:
     """The interpreter that a session runs on, with the requirements of its groups in place."""
 
-    def __init__(self, session: nox.Session, *groups: str):
+    def __init__(self, session: nox.Session, *groups: str, compiler: bool = False):
         self.session = session
         self.variables = {"PYTHONPATH": source_path()}
         if without_venv():
@@ -81,6 +76,8 @@ class Environment:
         self.python = str(venv_python(SHARED_VENV))
         self.variables["PATH"] = os.pathsep.join([str(Path(self.python).parent), os.environ.get("PATH", "")])
         self._prepare(("run", *groups))
+        if compiler and sys.platform == "linux":
+            self._add_compiler()
 
     def _prepare(self, groups: tuple[str, ...]):
         marks = {group: self._mark(group) for group in groups}
@@ -102,6 +99,20 @@ class Environment:
             self.pip("--no-build-isolation", *(part for project in PROJECTS for part in ("-e", str(project))))
         for group in missing:
             (SHARED_VENV / f"{group}.installed").write_text(marks[group])
+
+    def _add_compiler(self):
+        """Puts the package registry's CUDA compiler last on PATH, for architectures that the machine's own lacks."""
+        needs = ROOT / "tools" / "compiler_requirements.txt"
+        mark = hashlib.sha256(needs.read_bytes()).hexdigest()
+        if _read(COMPILER / "compiler.installed") != mark:
+            shutil.rmtree(COMPILER, ignore_errors=True)
+            self.session.log("fetching the CUDA compiler")
+            # In a folder of its own: torch's CUDA builds pin other versions of packages with the same names.
+            pip = [self.python, "-m", "pip", "install", "-q", "--no-deps", "--target", str(COMPILER), "-r", str(needs)]
+            self.session.run(*pip, external=True)
+            (COMPILER / "compiler.installed").write_text(mark)
+        folders = sorted(str(path) for path in COMPILER.glob("nvidia/cu*/bin"))
+        self.variables["PATH"] = os.pathsep.join([self.variables["PATH"], *folders])
 
     def _mark(self, group: str) -> str:
         """What an installed group depends on: a group whose mark is on disk needs no second installation."""
@@ -159,7 +170,7 @@ def quickstart(session: nox.Session):
 @nox.session(venv_backend="none")
 def tests(session: nox.Session):
     """Run the tests of every package on all cores; pytest's own arguments go after `--`."""
-    environment = Environment(session, "tests", "cuda")
+    environment = Environment(session, "tests", compiler=True)
     spread = ["-n", str(cores()), "--dist", "worksteal"]
     if without_venv() and importlib.util.find_spec("xdist") is None:
         session.warn("pytest-xdist is not installed here: the tests run on one core")
@@ -169,7 +180,7 @@ def tests(session: nox.Session):
 
 def _add_architecture(arch: str):
     def architecture_test(session: nox.Session):
-        environment = Environment(session, "tests", "cuda")
+        environment = Environment(session, "tests", compiler=True)
         environment.run("-m", "cake_shared.testing.arch", arch, *named_packages(session), OMP_NUM_THREADS="1")
 
     architecture_test.__doc__ = (
@@ -205,7 +216,7 @@ def lint(session: nox.Session):
 def build(session: nox.Session):
     """Build the wheels of all packages into dist/; `-- --arch sm_90a` also builds their CUDA modules in."""
     ahead_of_time = any(argument.startswith("--arch") for argument in session.posargs)
-    environment = Environment(session, "build", *(["cuda"] if ahead_of_time else []))
+    environment = Environment(session, "build", compiler=ahead_of_time)
     environment.run("tools/build_wheels.py", *session.posargs)
 
 

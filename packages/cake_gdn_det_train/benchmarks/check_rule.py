@@ -22,7 +22,7 @@ from cake_shared.target import target_of
 from cake_shared.testing.bits import same_bits
 from cake_shared.testing.gdn_cuda import exit_paths, gate_gradient_scale, moved, on_cpu
 from cake_shared.testing.gdn_inputs import GATES, base, packed, states
-from cake_shared.testing.gdn_reference import widened
+from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, widened
 from cake_shared.testing.gdn_run import run
 
 PACKAGE = "cake_gdn_det_train"
@@ -89,8 +89,10 @@ def check_case(case) -> tuple[dict[str, float], list[str]]:
                 if case.g.shape[1] <= DENSE_TOKENS
                 else size + exit_paths(case, expected)
             )
-        errors[name] = float((actual.double() - expected[name]).norm()) / size
-        if not errors[name] <= LIMIT:
+        error = float((actual.double() - expected[name]).norm())
+        errors[name] = error / size if size else error
+        # What FP32 holds as less than a normal number, such as a state behind a gate of -100, may be zero.
+        if not error <= LIMIT * size + SMALLEST_NORMAL * actual.numel() ** 0.5:
             found.append(f"{name}: error {errors[name]:.2e}, limit {LIMIT:.1e}")
     return errors, sorted(set(found))
 

@@ -48,12 +48,15 @@ def quickstart_text() -> str:
     losses, environment = report["loss_nats_per_byte"], report["environment"]
     tail = losses[-max(1, len(losses) // 20) :]
     equal = all(proof["holds"] for proof in report["proofs"])
+    # The run itself keeps its cores busy; what is beyond that was other work.
+    load = environment["load_at_start"]
+    busy = f", while other work kept them busy (load {load:.0f})" if load > environment["cores"] + 1 else ""
     return (
         f"![Loss of every step](docs/loss.png)\n\n"
         f"From {losses[0]:.2f} nats a byte to {sum(tail) / len(tail):.2f} after {len(losses)} steps, "
         f"{report['held_out']['loss_nats_per_byte']:.2f} on held-out documents; "
         f"{report['training_seconds']:.0f} s of training and {report['proof_seconds']:.0f} s of proofs on "
-        f"{environment['cores']} cores ({environment['processor']}, torch {environment['torch']}). "
+        f"{environment['cores']} cores ({environment['processor']}, torch {environment['torch']}){busy}. "
         f"{'All' if equal else 'NOT all'} of its hashes that must agree did."
     )
 
@@ -70,6 +73,8 @@ def fresh(text: str) -> str:
 
 def take_run(folder: Path):
     """Makes docs/quickstart.json and docs/loss.png of a finished run of the quickstart."""
+    # The examples are no installed package.
+    sys.path.insert(0, str(ROOT / "examples"))
     from quickstart.report import plot_loss
 
     report = json.loads((folder / "report.json").read_text())

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import cake_gdn_train_kcp
+from cake_shared.testing import poisoned_allocations
 from cake_shared.testing.gdn_inputs import base, generator, packed
 from cake_shared.testing.gdn_run import run
 
@@ -195,4 +196,5 @@ def main(rank, world_size, init_file, folder):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))
+    with poisoned_allocations():
+        main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4]))

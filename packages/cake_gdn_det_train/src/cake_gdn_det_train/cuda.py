@@ -50,7 +50,8 @@ class ErrorWord:
 
 
 _error_words: dict[int, ErrorWord] = {}
-_error_words_lock = threading.Lock()
+_modules: dict[int, tvm_ffi.Module] = {}
+_first_use = threading.Lock()
 
 
 def error_word_of(device: torch.device) -> ErrorWord:
@@ -58,11 +59,24 @@ def error_word_of(device: torch.device) -> ErrorWord:
     index = torch.cuda.current_device() if device.index is None else device.index
     word = _error_words.get(index)
     if word is None:
-        with _error_words_lock:
+        with _first_use:
             word = _error_words.get(index)
             if word is None:
                 word = _error_words[index] = ErrorWord(torch.zeros(1, dtype=torch.int32, pin_memory=True))
     return word
+
+
+def _module_of(device: torch.device) -> tvm_ffi.Module:
+    """The module for a CUDA device with an index; what it needs is looked up once a device, not once a call."""
+    module = _modules.get(device.index)
+    if module is None:
+        from cake_shared import jit
+
+        architecture = target_of(device).name
+        for stage in ("pack_offsets", "pack_tables", "gate_sums"):
+            program_for(PACKAGE, stage, architecture)
+        module = _modules[device.index] = jit.load(PACKAGE, architecture)
+    return module
 
 
 class GateStage(NamedTuple):
@@ -94,17 +108,13 @@ def gate_sums(g: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> GateSt
     ValueError, TypeError
         An argument has another device, dtype or shape than stated.
     """
-    from cake_shared import jit
-
-    if g.device.type != "cuda":
-        raise ValueError(f"g: got a tensor on {g.device}, takes one on a CUDA device")
-    architecture = target_of(g.device).name
-    for stage in ("pack_offsets", "pack_tables", "gate_sums"):
-        program_for(PACKAGE, stage, architecture)
-    error_word = error_word_of(g.device)
+    device = g.device
+    if device.type != "cuda":
+        raise ValueError(f"g: got a tensor on {device}, takes one on a CUDA device")
+    module = _module_of(device)
+    error_word = error_word_of(device)
     error_word.raise_pending()
-    stream = torch.cuda.current_stream(g.device).cuda_stream
-    return launch_gate_sums(jit.load(PACKAGE, architecture), g, cu_seqlens, error_word, stream)
+    return launch_gate_sums(module, g, cu_seqlens, error_word, torch.cuda.current_stream(device).cuda_stream)
 
 
 def launch_gate_sums(

@@ -1,7 +1,7 @@
 """A functional emulator: runs the PTX of a CUDA program on the CPU.
 
-`Module.from_ptx(text).launch(kernel, grid, block, params)` executes a kernel on NumPy arrays or torch CPU tensors and raises
-an `EmulatorError` for what it does wrong. The page EMULATOR.md of this distribution explains the model.
+`Module.from_ptx(text).launch(kernel, grid, block, params)` executes a kernel on NumPy arrays or torch CPU tensors and
+raises an `EmulatorError` for what it does wrong. The page EMULATOR.md of this distribution explains the model.
 """
 
 from cake_shared.emulator.errors import (

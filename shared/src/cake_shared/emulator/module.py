@@ -43,6 +43,8 @@ class Options:
         None, or (linear CTA index, warp index): print every instruction of that warp to stderr.
     stop_line
         Raise `Stop` when a PTX line is reached.
+    dump_shared, dump_tensor
+        (offset, bytes) of shared memory and (column, count) of tensor memory to print in the text of `Stop`.
     """
 
     order: str = "eager"
@@ -53,6 +55,8 @@ class Options:
     profile: bool = False
     trace: tuple[int, int] | None = None
     stop_line: int | None = None
+    dump_shared: tuple[int, int] | None = None
+    dump_tensor: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist."""
@@ -277,6 +281,8 @@ class Module:
             trace_cta=options.trace[0] if options.trace else -1,
             trace_warp=options.trace[1] if options.trace else -1,
             stop_line=options.stop_line or 0,
+            dump_shared=(ctypes.c_uint32 * 2)(*(options.dump_shared or (0, 0))),
+            dump_tensor=(ctypes.c_uint32 * 2)(*(options.dump_tensor or (0, 0))),
         )
         out = ctypes.c_void_p()
         status = native.library().cake_emu_launch(

@@ -63,6 +63,8 @@ class Launch(ctypes.Structure):
         ("trace_cta", ctypes.c_int64),
         ("trace_warp", ctypes.c_int32),
         ("stop_line", ctypes.c_uint32),
+        ("dump_shared", ctypes.c_uint32 * 2),
+        ("dump_tensor", ctypes.c_uint32 * 2),
     ]
 
 

@@ -59,8 +59,9 @@ def span_of(array: object) -> tuple[int, int]:
     if isinstance(array, np.ndarray):
         if array.size == 0:
             return array.ctypes.data, 0
-        low, high = np.lib.array_utils.byte_bounds(array) if hasattr(np.lib, "array_utils") else np.byte_bounds(array)
-        return low, high - low
+        reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]
+        low = sum(r for r in reach if r < 0)
+        return array.ctypes.data + low, sum(r for r in reach if r > 0) - low + array.itemsize
     if hasattr(array, "data_ptr") and hasattr(array, "stride"):
         if array.device.type != "cpu":
             raise TypeError(f"tensors must be on the CPU, got one on {array.device}")

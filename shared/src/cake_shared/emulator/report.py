@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _CLASSES = {
-    "float": {"add", "sub", "mul", "fma", "mad", "div", "min", "max", "abs", "neg", "rcp", "sqrt", "rsqrt", "ex2", "lg2",
-              "sin", "cos", "tanh", "copysign", "testp"},
-    "integer": {"addc", "subc", "madc", "rem", "sad", "mul24", "mad24", "dp4a", "dp2a", "and", "or", "xor", "not", "cnot",
-                "shl", "shr", "shf", "lop3", "popc", "clz", "brev", "bfind", "bfe", "bfi", "bmsk", "prmt"},
+    "float": {"add", "sub", "mul", "fma", "mad", "div", "min", "max", "abs", "neg", "rcp", "sqrt", "rsqrt", "ex2",
+              "lg2", "sin", "cos", "tanh", "copysign", "testp"},
+    "integer": {"addc", "subc", "madc", "rem", "sad", "mul24", "mad24", "dp4a", "dp2a", "and", "or", "xor", "not",
+                "cnot", "shl", "shr", "shf", "lop3", "popc", "clz", "brev", "bfind", "bfe", "bfi", "bmsk", "prmt",
+                "szext", "fns"},
     "convert": {"cvt", "cvta"},
     "compare": {"setp", "set", "selp", "slct", "isspacep"},
     "move": {"mov", "mapa", "getctarank"},

@@ -175,6 +175,10 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     launch.trace_cta = l->trace_cta;
     launch.trace_warp = l->trace_warp;
     launch.stop_line = l->stop_line;
+    for (int k = 0; k < 2; ++k) {
+      launch.dump_shared[k] = l->dump_shared[k];
+      launch.dump_tensor[k] = l->dump_tensor[k];
+    }
     const auto start = std::chrono::steady_clock::now();
     run_gangs(launch, static_cast<int>(l->threads), stats);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -25,6 +25,8 @@ struct CakeEmuLaunch {
   int64_t trace_cta;
   int32_t trace_warp;
   uint32_t stop_line;
+  uint32_t dump_shared[2];  // offset and bytes to show when stop_line is reached
+  uint32_t dump_tensor[2];  // column and count
 };
 
 // Every function that can fail returns JSON through `json`, to be freed with cake_emu_free.

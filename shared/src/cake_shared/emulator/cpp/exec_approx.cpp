@@ -1,9 +1,9 @@
 // Approximate functions, computed more accurately than the documented bounds ask for, and the IEEE forms of their kin.
 #include <cmath>
-#include <limits>
 
 #include "decode.h"
 #include "machine.h"
+#include "rounding.h"
 #include "shared_opcodes.h"
 
 namespace cake::emu {
@@ -43,48 +43,25 @@ void h_coarse_f64(Warp& w, const Ins& i) {
   });
 }
 
-// 1/x or sqrt(x) in FP64 with what is left of the dividend or the radicand, which tells the side of the exact value.
-template <bool kSqrt>
-double with_rest(double x, double& rest) {
-  const double r = kSqrt ? std::sqrt(x) : 1. / x;
-  rest = 0;
-  if (std::isfinite(r) && std::isfinite(x)) rest = kSqrt ? std::fma(-r, r, x) : std::fma(-r, x, 1.) * (x < 0 ? -1 : 1);
-  return r;
-}
-
-template <bool kSqrt, int kMode, bool kFtz>  // mode 1 zero, 2 down, 3 up
+template <class T, bool kSqrt, Round kMode, bool kFtz>
 void h_directed(Warp& w, const Ins& i) {
-  map1<float, float>(w, i, [](float a) {
-    double rest;
-    double r = with_rest<kSqrt>(kFtz ? flush(a) : a, rest);
-    if (rest != 0 && static_cast<double>(static_cast<float>(r)) == r) r = std::nextafter(r, rest > 0 ? INFINITY : -INFINITY);
-    const float f = canonical(round_directed(r, kMode));
-    return kFtz ? flush(f) : f;
-  });
-}
-template <bool kSqrt, int kMode>
-void h_directed_f64(Warp& w, const Ins& i) {
-  map1<double, double>(w, i, [](double x) {
-    double rest;
-    const double r = with_rest<kSqrt>(x, rest);
-    if (std::isinf(r) && x != 0 && std::isfinite(x)) {  // 1/x overflows
-      const bool inward = kMode == 1 || (kMode == 2 && x > 0) || (kMode == 3 && x < 0);
-      return inward ? std::copysign(std::numeric_limits<double>::max(), x) : r;
+  const RoundingScope scope(kMode);
+  map1<T, T>(w, i, [](T a) {
+    if constexpr (kFtz) a = flush(a);
+    volatile T x = a;
+    volatile T r = kSqrt ? std::sqrt(static_cast<T>(x)) : T(1) / x;
+    if constexpr (std::is_same_v<T, double>) {
+      return static_cast<T>(r);
+    } else {
+      const T f = canonical(r);
+      return kFtz ? flush(f) : f;
     }
-    return step_directed(r, rest, kMode);
   });
 }
-template <bool kSqrt>
-Handler directed_f64(int mode) {
-  return mode == 1 ? h_directed_f64<kSqrt, 1> : mode == 2 ? h_directed_f64<kSqrt, 2> : h_directed_f64<kSqrt, 3>;
-}
-template <bool kSqrt>
-Handler directed(int mode, bool ftz) {
-  switch (mode) {
-    case 1: return ftz ? h_directed<kSqrt, 1, true> : h_directed<kSqrt, 1, false>;
-    case 2: return ftz ? h_directed<kSqrt, 2, true> : h_directed<kSqrt, 2, false>;
-    default: return ftz ? h_directed<kSqrt, 3, true> : h_directed<kSqrt, 3, false>;
-  }
+template <class T, bool kSqrt, bool kFtz>
+Handler directed(int mode) {
+  return mode == 1 ? h_directed<T, kSqrt, Round::Zero, kFtz>
+         : mode == 2 ? h_directed<T, kSqrt, Round::Down, kFtz> : h_directed<T, kSqrt, Round::Up, kFtz>;
 }
 
 template <bool kApprox, bool kFtz>
@@ -128,9 +105,9 @@ void decode_rcp_sqrt(Decoder& d, Ins& i) {
   i.d = d.dest(0, bytes_of(t));
   i.a = d.source(1, t);
   if (t == Type::F64) {
-    i.fn = approx ? (kSqrt ? nullptr : h_coarse_f64<false>) : round > 0 ? directed_f64<kSqrt>(round) : kSqrt ? h_sqrt_f64 : h_rcp_f64;
+    i.fn = approx ? (kSqrt ? nullptr : h_coarse_f64<false>) : round > 0 ? directed<double, kSqrt, false>(round) : kSqrt ? h_sqrt_f64 : h_rcp_f64;
   } else if (t == Type::F32) {
-    i.fn = round > 0 ? directed<kSqrt>(round, ftz) : unary<F>(ftz);
+    i.fn = round <= 0 ? unary<F>(ftz) : ftz ? directed<float, kSqrt, true>(round) : directed<float, kSqrt, false>(round);
   }
 }
 

@@ -1,8 +1,10 @@
 // FP32 and FP64 arithmetic, and the opcodes that integers and floats share.
 #include <cmath>
+#include <limits>
 
 #include "decode.h"
 #include "machine.h"
+#include "rounding.h"
 #include "shared_opcodes.h"
 
 namespace cake::emu {
@@ -42,111 +44,24 @@ void h_fma(Warp& w, const Ins& i) {
   map3<T, T, T, T>(w, i, [](T a, T b, T c) { return out<kFtz, kSat>(std::fma(in<kFtz>(a), in<kFtz>(b), in<kFtz>(c))); });
 }
 
-// Directed rounding: the exact result lies beside the nearest one, on the side of the error term.
-template <class T> T next_up(T f) { return std::nextafter(f, std::numeric_limits<T>::infinity()); }
-template <class T> T next_down(T f) { return std::nextafter(f, -std::numeric_limits<T>::infinity()); }
-enum class Round : u8 { Nearest, Zero, Down, Up };
-
-// `error` has the sign of exact - nearest.
-template <class T>
-T direct(T nearest, T error, Round mode) {
-  if (std::isnan(nearest)) return nearest;
-  if (std::isinf(nearest) && !(error != 0)) return nearest;
-  const bool below = error < 0, above = error > 0;
-  if (mode == Round::Down || (mode == Round::Zero && nearest > 0)) return below ? next_down(nearest) : nearest;
-  if (mode == Round::Up || (mode == Round::Zero && nearest < 0)) return above ? next_up(nearest) : nearest;
-  return nearest;
-}
-
-// FP32 results are computed in FP64 with the sum rounded to odd: enough to see on which side the exact result lies.
-float directed(double exact, Round mode) {
-  const float nearest = static_cast<float>(exact);
-  if (std::isinf(nearest) && std::isfinite(exact)) {
-    const float largest = std::numeric_limits<float>::max();
-    if (mode == Round::Zero) return exact > 0 ? largest : -largest;
-    if (mode == Round::Down) return exact > 0 ? largest : nearest;
-    if (mode == Round::Up) return exact > 0 ? nearest : -largest;
-  }
-  const double difference = exact - static_cast<double>(nearest);
-  if (nearest == 0 && exact == 0) return nearest;
-  if (nearest == 0) {
-    if (mode == Round::Up) return exact > 0 ? std::numeric_limits<float>::denorm_min() : -0.f;
-    if (mode == Round::Down) return exact < 0 ? -std::numeric_limits<float>::denorm_min() : 0.f;
-    return exact < 0 ? -0.f : 0.f;
-  }
-  return direct<float>(nearest, difference < 0 ? -1.f : difference > 0 ? 1.f : 0.f, mode);
-}
-
-double sum_for_rounding(double a, double b, Round mode) {
-  // Opposite terms give -0 when rounding down.
-  if (a + b == 0 && std::signbit(a) != std::signbit(b) && mode == Round::Down) return -0.0;
-  return add_to_odd(a, b);
-}
-
-template <class Op, Round kMode, bool kFtz, bool kSat>
-void h_directed_f32(Warp& w, const Ins& i) {
-  auto *d = w.slot<float>(i.d), *a = w.slot<float>(i.a), *b = w.slot<float>(i.b);
+template <class T, class Op, Round kMode, bool kFtz, bool kSat>
+void h_directed(Warp& w, const Ins& i) {
+  auto *d = w.slot<T>(i.d), *a = w.slot<T>(i.a), *b = w.slot<T>(i.b);
+  const RoundingScope scope(kMode);
   each_lane(w.mask, [&](int l) {
-    const double x = in<kFtz>(get<float>(a, l)), y = in<kFtz>(get<float>(b, l));
-    double r;
-    if constexpr (std::is_same_v<Op, AddOp>) r = sum_for_rounding(x, y, kMode);
-    if constexpr (std::is_same_v<Op, SubOp>) r = sum_for_rounding(x, -y, kMode);
-    if constexpr (std::is_same_v<Op, MulOp>) r = x * y;
-    if constexpr (std::is_same_v<Op, DivOp>) {
-      r = x / y;
-      // The quotient's error term decides between values that FP64 cannot tell apart.
-      if (std::isfinite(r) && std::isfinite(y) && y != 0) {
-        const double rest = std::fma(-r, y, x);
-        if (rest != 0 && static_cast<double>(static_cast<float>(r)) == r) {
-          r = (rest > 0) == (y > 0) ? std::nextafter(r, 1e300) : std::nextafter(r, -1e300);
-        }
-      }
-    }
-    put<float>(d, l, out<kFtz, kSat>(directed(r, kMode)));
+    volatile T x = in<kFtz>(get<T>(a, l)), y = in<kFtz>(get<T>(b, l));
+    volatile T r = Op::template apply<T>(x, y);
+    put<T>(d, l, out<kFtz, kSat>(static_cast<T>(r)));
   });
 }
-template <Round kMode, bool kFtz, bool kSat>
-void h_directed_fma_f32(Warp& w, const Ins& i) {
-  auto *d = w.slot<float>(i.d), *a = w.slot<float>(i.a), *b = w.slot<float>(i.b), *c = w.slot<float>(i.c);
+template <class T, Round kMode, bool kFtz, bool kSat>
+void h_directed_fma(Warp& w, const Ins& i) {
+  auto *d = w.slot<T>(i.d), *a = w.slot<T>(i.a), *b = w.slot<T>(i.b), *c = w.slot<T>(i.c);
+  const RoundingScope scope(kMode);
   each_lane(w.mask, [&](int l) {
-    const double product = double(in<kFtz>(get<float>(a, l))) * in<kFtz>(get<float>(b, l));
-    put<float>(d, l, out<kFtz, kSat>(directed(sum_for_rounding(product, in<kFtz>(get<float>(c, l)), kMode), kMode)));
-  });
-}
-
-// FP64 with directed rounding: the error of a sum or product is exact in FP64 (away from under- and overflow).
-template <class Op, Round kMode>
-void h_directed_f64(Warp& w, const Ins& i) {
-  auto *d = w.slot<double>(i.d), *a = w.slot<double>(i.a), *b = w.slot<double>(i.b);
-  each_lane(w.mask, [&](int l) {
-    const double x = get<double>(a, l), y = get<double>(b, l), r = Op::template apply<double>(x, y);
-    double error = 0;
-    if constexpr (std::is_same_v<Op, MulOp>) error = std::fma(x, y, -r);
-    if constexpr (std::is_same_v<Op, DivOp>) error = std::fma(-r, y, x) * (y < 0 ? -1 : 1);
-    if constexpr (std::is_same_v<Op, AddOp> || std::is_same_v<Op, SubOp>) {
-      const double z = std::is_same_v<Op, SubOp> ? -y : y, t = r - x;
-      error = (x - (r - t)) + (z - t);
-    }
-    put<double>(d, l, direct<double>(r, error, kMode));
-  });
-}
-
-// FP64 fused product with directed rounding: the sum of the exact product's two words and c, whose last error is exact.
-template <Round kMode>
-void h_directed_fma_f64(Warp& w, const Ins& i) {
-  auto *d = w.slot<double>(i.d), *a = w.slot<double>(i.a), *b = w.slot<double>(i.b), *c = w.slot<double>(i.c);
-  each_lane(w.mask, [&](int l) {
-    const double x = get<double>(a, l), y = get<double>(b, l), z = get<double>(c, l), r = std::fma(x, y, z);
-    double error = 0;
-    if (std::isfinite(r)) {
-      // exact - r = (high - r + z) + low, and each step is exact or its error is too small to change the sign
-      const double high = x * y, low = std::fma(x, y, -high), sum = high + z, t = sum - high;
-      const double rest = (high - (sum - t)) + (z - t);
-      error = (sum - r) + (rest + low);
-    }
-    double out = direct<double>(r, error, kMode);
-    if (kMode == Round::Down && r == 0 && error == 0 && x * y != 0) out = -0.0;
-    put<double>(d, l, out);
+    volatile T x = in<kFtz>(get<T>(a, l)), y = in<kFtz>(get<T>(b, l)), z = in<kFtz>(get<T>(c, l));
+    volatile T r = std::fma(static_cast<T>(x), static_cast<T>(y), static_cast<T>(z));
+    put<T>(d, l, out<kFtz, kSat>(static_cast<T>(r)));
   });
 }
 
@@ -229,42 +144,35 @@ Handler with_flags(bool ftz, bool sat, F choose) {
   return sat ? choose.template operator()<false, true>() : choose.template operator()<false, false>();
 }
 
+template <class T, class Op, bool kFtz, bool kSat>
+Handler binary_of(int round) {
+  switch (round) {
+    case 1: return h_directed<T, Op, Round::Zero, kFtz, kSat>;
+    case 2: return h_directed<T, Op, Round::Down, kFtz, kSat>;
+    case 3: return h_directed<T, Op, Round::Up, kFtz, kSat>;
+    default: return h_binary<T, Op, kFtz, kSat>;
+  }
+}
 template <class Op>
 Handler binary(Type t, const FloatMods& m) {
-  if (t == Type::F64) {
-    switch (m.round) {
-      case 1: return h_directed_f64<Op, Round::Zero>;
-      case 2: return h_directed_f64<Op, Round::Down>;
-      case 3: return h_directed_f64<Op, Round::Up>;
-      default: return h_binary<double, Op, false, false>;
-    }
-  }
+  if (t == Type::F64) return binary_of<double, Op, false, false>(m.round);
   if (t != Type::F32) return nullptr;
-  return with_flags(m.ftz, m.sat, [&]<bool kFtz, bool kSat>() -> Handler {
-    switch (m.round) {
-      case 1: return h_directed_f32<Op, Round::Zero, kFtz, kSat>;
-      case 2: return h_directed_f32<Op, Round::Down, kFtz, kSat>;
-      case 3: return h_directed_f32<Op, Round::Up, kFtz, kSat>;
-      default: return h_binary<float, Op, kFtz, kSat>;
-    }
-  });
+  return with_flags(m.ftz, m.sat, [&]<bool kFtz, bool kSat>() -> Handler { return binary_of<float, Op, kFtz, kSat>(m.round); });
 }
 
-Handler fma_handler(Type t, const FloatMods& m) {
-  if (t == Type::F64) {
-    constexpr Handler kHandlers[] = {h_fma<double, false, false>, h_directed_fma_f64<Round::Zero>, h_directed_fma_f64<Round::Down>,
-                                     h_directed_fma_f64<Round::Up>};
-    return kHandlers[std::max(0, m.round)];
+template <class T, bool kFtz, bool kSat>
+Handler fma_of(int round) {
+  switch (round) {
+    case 1: return h_directed_fma<T, Round::Zero, kFtz, kSat>;
+    case 2: return h_directed_fma<T, Round::Down, kFtz, kSat>;
+    case 3: return h_directed_fma<T, Round::Up, kFtz, kSat>;
+    default: return h_fma<T, kFtz, kSat>;
   }
+}
+Handler fma_handler(Type t, const FloatMods& m) {
+  if (t == Type::F64) return fma_of<double, false, false>(m.round);
   if (t != Type::F32) return nullptr;
-  return with_flags(m.ftz, m.sat, [&]<bool kFtz, bool kSat>() -> Handler {
-    switch (m.round) {
-      case 1: return h_directed_fma_f32<Round::Zero, kFtz, kSat>;
-      case 2: return h_directed_fma_f32<Round::Down, kFtz, kSat>;
-      case 3: return h_directed_fma_f32<Round::Up, kFtz, kSat>;
-      default: return h_fma<float, kFtz, kSat>;
-    }
-  });
+  return with_flags(m.ftz, m.sat, [&]<bool kFtz, bool kSat>() -> Handler { return fma_of<float, kFtz, kSat>(m.round); });
 }
 
 bool is_half(Type t) { return t == Type::F16 || t == Type::F16x2 || t == Type::BF16 || t == Type::BF16x2; }
@@ -335,9 +243,6 @@ void decode_abs_neg(Decoder& d, Ins& i) {
 }
 
 }  // namespace
-
-float round_directed(double exact, int mode) { return directed(exact, static_cast<Round>(mode)); }
-double step_directed(double nearest, double error, int mode) { return direct<double>(nearest, error, static_cast<Round>(mode)); }
 
 void register_float(DecoderTable& table) {
   table.add("add", [](Decoder& d, Ins& i) { decode_add_sub<AddOp>(d, i, false); });

@@ -10,7 +10,8 @@ namespace {
 constexpr u32 kMostArrivals = (1u << 20) - 1;
 constexpr i32 kMostBytes = (1 << 20) - 1;
 
-// Bits: [0,20) arrivals still to come, [20,40) arrivals of a phase, [40,61) bytes still to come (signed), 62 valid mark, 63 phase.
+// Bits: [0,20) arrivals still to come, [20,40) arrivals of a phase, [40,61) bytes still to come (signed), 61 and 62 set
+// in every initialised object (and not both in the pattern of fresh shared memory), 63 phase.
 struct Mbarrier {
   u32 pending, expected;
   i32 bytes;
@@ -20,11 +21,11 @@ struct Mbarrier {
     u64 v;
     std::memcpy(&v, p, 8);
     return {static_cast<u32>(v & 0xfffff), static_cast<u32>(v >> 20 & 0xfffff),
-            static_cast<i32>(static_cast<u32>(v >> 40 & 0x1fffff) << 11) >> 11, (v >> 62 & 1) != 0, v >> 63 != 0};
+            static_cast<i32>(static_cast<u32>(v >> 40 & 0x1fffff) << 11) >> 11, (v >> 61 & 3) == 3, v >> 63 != 0};
   }
   u64 word() const {
     return static_cast<u64>(pending) | static_cast<u64>(expected) << 20 |
-           static_cast<u64>(static_cast<u32>(bytes) & 0x1fffff) << 40 | static_cast<u64>(valid) << 62 |
+           static_cast<u64>(static_cast<u32>(bytes) & 0x1fffff) << 40 | (valid ? 3ull << 61 : 0) |
            static_cast<u64>(phase) << 63;
   }
   // True when this ended the phase.

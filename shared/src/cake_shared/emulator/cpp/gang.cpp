@@ -54,10 +54,6 @@ void GangRunner::start(u64 gang_index) {
   last_progress_ = 0;
   idle_rounds_ = 0;
   gang_.running = gang_.async_issuer = nullptr;
-  for (auto& cta : gang_.ctas) {
-    if (cta->shadow) shadows_.push_back(std::move(cta->shadow));
-  }
-  gang_.ctas.clear();
   if (launch_.detect == Detect::All) gang_.clocks.reset(warps_ * ctas_);
   // The cluster's place in the grid, then each CTA's place in the cluster; both x first.
   u32 clusters[3], place[3];
@@ -66,13 +62,13 @@ void GangRunner::start(u64 gang_index) {
   place[1] = static_cast<u32>(gang_index / clusters[0] % clusters[1]);
   place[2] = static_cast<u32>(gang_index / clusters[0] / clusters[1]);
   for (u32 rank = 0; rank < ctas_; ++rank) {
-    auto cta = std::make_unique<Cta>();
+    if (gang_.ctas.size() <= rank) gang_.ctas.push_back(std::make_unique<Cta>());
+    auto& cta = gang_.ctas[rank];
     const u32 within[3] = {rank % launch_.cluster[0], rank / launch_.cluster[0] % launch_.cluster[1],
                            rank / launch_.cluster[0] / launch_.cluster[1]};
     for (int k = 0; k < 3; ++k) cta->id[k] = place[k] * launch_.cluster[k] + within[k];
     const u64 linear = (static_cast<u64>(cta->id[2]) * launch_.grid[1] + cta->id[1]) * launch_.grid[0] + cta->id[0];
     init_cta(*cta, linear, rank);
-    gang_.ctas.push_back(std::move(cta));
   }
   constants_ready_ = true;
 }
@@ -84,17 +80,16 @@ void GangRunner::init_cta(Cta& cta, u64 linear, u32 rank) {
   cta.shared = gang_.arena + static_cast<u64>(rank) * kSharedWindow;
   cta.shared_end = program_.shared_end + launch_.dynamic_shared;
   cta.alive = threads_;
+  cta.done = false;
+  cta.tensor.reset();
+  cta.wgmma.reset();
+  for (auto& b : cta.barriers) b = NamedBarrier{};
   std::memset(cta.shared + kSharedBase, 0xcd, cta.shared_end - kSharedBase);
   cta.warps.resize(warps_);
   for (u32 k = 0; k < warps_; ++k) init_warp(cta.warps[k], cta, static_cast<int>(k));
   if (launch_.detect == Detect::All && cta.shared_end > kSharedBase) {
-    if (shadows_.empty()) {
-      cta.shadow = std::make_unique<SharedShadow>(cta, program_.shared_granule);
-    } else {
-      cta.shadow = std::move(shadows_.back());
-      shadows_.pop_back();
-      cta.shadow->reset(cta);
-    }
+    if (!cta.shadow) cta.shadow = std::make_unique<SharedShadow>(cta, program_.shared_granule);
+    cta.shadow->reset(cta);
   }
 }
 
@@ -106,6 +101,14 @@ void GangRunner::init_warp(Warp& w, Cta& cta, int index) {
   w.cta = &cta;
   w.gang = &gang_;
   w.stats = &stats_;
+  w.signal = Signal::None;
+  w.pc = 0;
+  w.current = 0;
+  w.copies.lanes.reset();
+  w.bulk.lanes.reset();
+  w.flight.reset();
+  w.poll_pc = -1;
+  std::memset(w.cluster_phase, 0, sizeof w.cluster_phase);
   w.local_bytes = program_.local_bytes;
   w.local = local_ + slot * kLanes * program_.local_bytes;
   const u32 left = threads_ - static_cast<u32>(index) * kLanes;
@@ -306,7 +309,7 @@ void run_together(Launch& launch, u64 count, Stats& total) {
   Stats stats;
   std::vector<std::unique_ptr<GangRunner>> resident, spare;
   u64 next = 0;
-  std::mt19937_64 random(launch.seed + 77);
+  Random random{launch.seed + 77};
   const bool mix = launch.order == Order::Random;
   auto admit = [&] {
     std::unique_ptr<GangRunner> r;
@@ -319,7 +322,7 @@ void run_together(Launch& launch, u64 count, Stats& total) {
     r->start(next++);
     resident.push_back(std::move(r));
   };
-  size_t at = 0, stuck = 0;
+  size_t at = 0, fruitless = 0;
   while (next < count || !resident.empty()) {
     if (resident.empty() || (mix && next < count && resident.size() < 4)) {
       admit();
@@ -330,28 +333,29 @@ void run_together(Launch& launch, u64 count, Stats& total) {
     GangRunner& r = *resident[at];
     try {
       r.wake();
-      const u64 before = r.gang().executed;
+      const u64 executed = r.gang().executed, advances = r.advances();
       Outcome o = Outcome::Running;
-      for (int k = 0; o == Outcome::Running && (!mix || k < 8); ++k) o = r.round();
+      int rounds = 0;
+      while (o == Outcome::Running && (!mix || rounds < 8)) {
+        o = r.round();
+        ++rounds;
+      }
       if (o == Outcome::Done) {
         r.finish();
         spare.push_back(std::move(resident[at]));
         resident.erase(resident.begin() + static_cast<std::ptrdiff_t>(at));
-        stuck = 0;
+        fruitless = 0;
         continue;
       }
-      if (o == Outcome::Running) {
-        stuck = 0;
-        continue;
-      }
-      // Stuck until another gang moves. Without one that does, it is a deadlock.
-      stuck = r.gang().executed > before + 4096 ? 0 : stuck + 1;
+      // Parts that only poll execute a few instructions a visit; long computation is the Hang detector's business.
+      const bool advanced = r.advances() != advances || r.gang().executed - executed > 2048u * static_cast<u32>(rounds);
+      fruitless = advanced ? 0 : fruitless + 1;
       ++at;
-      if (next < count && resident.size() < kResidentGangs) {
+      if (fruitless > resident.size() && next < count && resident.size() < kResidentGangs) {
         admit();
         at = resident.size() - 1;
-        stuck = 0;
-      } else if (stuck > 4 * resident.size() + 16) {
+        fruitless = 0;
+      } else if (fruitless > 32 * resident.size() + 64) {
         std::string text;
         for (const auto& each : resident) text += each->waiting();
         fault("Deadlock", "no warp can go on:" + text.substr(0, 6000));

@@ -3,7 +3,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <random>
 #include <vector>
 
 #include "async.h"
@@ -108,6 +107,18 @@ struct Cta {
   bool done = false;
 };
 
+// A small generator, cheap to seed for every gang (splitmix64).
+struct Random {
+  u64 state = 0;
+  void seed(u64 s) { state = s; }
+  u64 operator()() {
+    u64 z = state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+  }
+};
+
 struct Launch {
   const Program* program = nullptr;
   u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};
@@ -123,6 +134,7 @@ struct Launch {
   int trace_warp = -1;
   i64 trace_cta = -1;
   u32 stop_line = 0;
+  u32 dump_shared[2] = {0, 0}, dump_tensor[2] = {0, 0};
   std::string target;
 };
 
@@ -135,7 +147,7 @@ struct Gang {
   AsyncQueue async;
   u64 progress = 0;      // changes whenever another warp could find something new
   u64 executed = 0, executed_at_progress = 0;
-  std::mt19937_64 random;
+  Random random;
   u32 cluster_arrived = 0, cluster_phase = 0;
   u32 alive = 0;
   bool grid_wait_open = true;  // griddepcontrol.wait returns
@@ -210,8 +222,6 @@ inline void map3(Warp& w, const Ins& i, F f) {
   auto* c = w.slot<C>(i.c);
   for_lanes(w.mask, [&](int l) { put<D>(d, l, f(get<A>(a, l), get<B>(b, l), get<C>(c, l))); });
 }
-
-void run_launch(Launch& launch, int threads, Stats& total);
 
 // The lanes that are not alive any more satisfy barriers; called after arrivals and exits.
 void release_barriers(Cta& cta);

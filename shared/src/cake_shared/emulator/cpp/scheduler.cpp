@@ -1,7 +1,5 @@
 #include "scheduler.h"
 
-#include <cstdio>
-
 namespace cake::emu {
 namespace {
 
@@ -339,6 +337,7 @@ Outcome GangRunner::round() {
   if (all_done && gang_.alive == 0) return Outcome::Done;
   if (gang_.progress != last_progress_) {
     last_progress_ = gang_.progress;
+    ++advances_;
     gang_.executed_at_progress = gang_.executed;
     idle_rounds_ = 0;
   } else if (gang_.executed - gang_.executed_at_progress > launch_.max_instructions) {
@@ -353,17 +352,6 @@ Outcome GangRunner::round() {
   if (++idle_rounds_ > kIdleRounds) return Outcome::Stuck;
   last_progress_ = ++gang_.progress;  // lets every poll try again; that alone is no progress
   return Outcome::Running;
-}
-
-void GangRunner::trace(const Warp& w, const Ins& i, u32 mask) const {
-  if (i.kind == Kind::Label) return;
-  if (launch_.trace_warp >= 0 && w.index != launch_.trace_warp) return;
-  if (launch_.trace_cta >= 0 && static_cast<u64>(launch_.trace_cta) != w.cta->linear) return;
-  if (launch_.stop_line && i.line == launch_.stop_line && mask) {
-    fault("Stop", "stopped at line " + std::to_string(i.line), first_lane(mask));
-  }
-  std::fprintf(stderr, "cta %llu warp %d %08x %6u  %s\n", static_cast<unsigned long long>(w.cta->linear), w.index, mask,
-               i.line, program_.opcodes[i.opcode].c_str());
 }
 
 }  // namespace cake::emu

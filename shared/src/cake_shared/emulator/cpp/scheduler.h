@@ -31,7 +31,12 @@ class GangRunner {
 
   void start(u64 gang_index);
   Outcome round();           // gives every warp a slice
-  void wake() { ++gang_.progress; idle_rounds_ = 0; }
+  // Lets every poll try again: another gang may have written what it looks for. That alone is no progress.
+  void wake() {
+    last_progress_ = ++gang_.progress;
+    idle_rounds_ = 0;
+  }
+  u64 advances() const { return advances_; }  // rounds in which something was stored or signalled
   Gang& gang() { return gang_; }
   std::string waiting() const;  // where every warp stands, for a deadlock report
   void finish();                // checks what must hold when a gang ends
@@ -58,10 +63,9 @@ class GangRunner {
   size_t registers_bytes_ = 0, warp_register_bytes_ = 0;
   std::vector<u32> predicates_;
   u8* local_ = nullptr;
-  std::vector<std::unique_ptr<SharedShadow>> shadows_;
   bool constants_ready_ = false;
   u32 threads_ = 0, warps_ = 0, ctas_ = 0;
-  u64 last_progress_ = 0;
+  u64 last_progress_ = 0, advances_ = 0;
   int idle_rounds_ = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace cake::emu {
 
-SharedShadow::SharedShadow(Cta& cta, u32 granule) : granule_(granule) { reset(cta); }
+SharedShadow::SharedShadow(Cta& cta, u32 granule) : gang_(cta.gang), granule_(granule) {}
 
 void SharedShadow::reset(Cta& cta) {
   gang_ = cta.gang;

@@ -18,9 +18,6 @@ enum class HalfOp : u8 { Add, Sub, Mul, Min, Max, Abs, Neg, Fma };
 void decode_half_binary(Decoder& d, Ins& i, Type t, HalfOp op);
 void decode_half_fma(Decoder& d, Ins& i, Type t);
 void decode_f32x2(Decoder& d, Ins& i, HalfOp op);
-// Directed rounding (1 to zero, 2 down, 3 up) of a value known exactly enough, and of an FP64 result by its error's sign.
-float round_directed(double exact, int mode);
-double step_directed(double nearest, double error, int mode);
 void decode_approx_div(Decoder& d, Ins& i, Type t);
 bool decode_half_unary_approx(Decoder& d, Ins& i, Type t, int function);
 

@@ -11,17 +11,11 @@
 namespace cake_gdn_det_train {
 
 struct GateSumsConfig {
-  static constexpr int kTokensPerStore = 4;
+  static constexpr int kTokensInFlight = 16;  // loads that wait for memory together
   // exp(-128) is 0 in FP32, so nothing of the past survives such a gate, however strong: the clamp keeps |sum| <= 8192 and
   // with it the error of every difference of two sums below 2^-11. NaN passes through.
   static constexpr float kGateFloor = -128.0f;
 };
-
-__device__ inline float gate_of(const GateSumsParams& p, int64_t element) {
-  const float gate = p.g_is_bf16 ? __uint_as_float(uint32_t{static_cast<const uint16_t*>(p.g)[element]} << 16)
-                                 : static_cast<const float*>(p.g)[element];
-  return gate < GateSumsConfig::kGateFloor ? GateSumsConfig::kGateFloor : gate;
-}
 
 struct TwoWordSum {
   float high = 0.0f, low = 0.0f;
@@ -36,12 +30,37 @@ struct TwoWordSum {
   __device__ float rounded() const { return __fadd_rn(high, low); }
 };
 
+__device__ inline float to_float(float gate) { return gate; }
+__device__ inline float to_float(uint16_t bf16) { return __uint_as_float(uint32_t{bf16} << 16); }
+
+template <class Element>
+__device__ inline void add_chunk(const Element* gates, int64_t stride, int32_t tokens, float4* sums) {
+  using Config = GateSumsConfig;
+  TwoWordSum running;
+#pragma unroll 1
+  for (int batch = 0; batch < cake::work::kChunkTokens; batch += Config::kTokensInFlight) {
+    float out[Config::kTokensInFlight];
+#pragma unroll
+    for (int i = 0; i < Config::kTokensInFlight; ++i) {
+      out[i] = batch + i < tokens ? to_float(gates[(batch + i) * stride]) : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kTokensInFlight; ++i) {
+      running.add(out[i] < Config::kGateFloor ? Config::kGateFloor : out[i]);  // a 0 past the last token moves neither word
+      out[i] = running.rounded();
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kTokensInFlight; i += 4) {
+      *sums++ = make_float4(out[i], out[i + 1], out[i + 2], out[i + 3]);
+    }
+  }
+}
+
 }  // namespace cake_gdn_det_train
 
 extern "C" __global__ void __launch_bounds__(cake_gdn_det_train::kGateSumsThreads)
     gate_sums_any(const __grid_constant__ cake_gdn_det_train::GateSumsParams p) {
   using namespace cake_gdn_det_train;
-  using Config = GateSumsConfig;
   constexpr int kChunkTokens = cake::work::kChunkTokens;
   const int64_t item = int64_t{blockIdx.x} * kGateSumsThreads + threadIdx.x;
   if (item >= int64_t{p.tables.chunk_capacity} * p.heads) return;
@@ -52,22 +71,15 @@ extern "C" __global__ void __launch_bounds__(cake_gdn_det_train::kGateSumsThread
 
   if (entry.sequence < 0) {
     const float fill = *p.tables.status == 0 ? 0.0f : __int_as_float(0x7fffffff);
-    for (int store = 0; store < kChunkTokens / Config::kTokensPerStore; ++store) {
-      sums[store] = make_float4(fill, fill, fill, fill);
-    }
+    for (int store = 0; store < kChunkTokens / 4; ++store) sums[store] = make_float4(fill, fill, fill, fill);
     return;
   }
   const int32_t row = entry.first_token / p.tokens_per_row;
   const int64_t first = row * p.row_stride + (entry.first_token - row * p.tokens_per_row) * p.token_stride +
                         head * p.head_stride;
-  TwoWordSum running;
-  for (int store = 0; store < kChunkTokens / Config::kTokensPerStore; ++store) {
-    float out[Config::kTokensPerStore];
-    for (int i = 0; i < Config::kTokensPerStore; ++i) {
-      const int token = store * Config::kTokensPerStore + i;
-      if (token < entry.tokens) running.add(gate_of(p, first + token * p.token_stride));
-      out[i] = running.rounded();
-    }
-    sums[store] = make_float4(out[0], out[1], out[2], out[3]);
+  if (p.g_is_bf16) {
+    add_chunk(static_cast<const uint16_t*>(p.g) + first, p.token_stride, entry.tokens, sums);
+  } else {
+    add_chunk(static_cast<const float*>(p.g) + first, p.token_stride, entry.tokens, sums);
   }
 }

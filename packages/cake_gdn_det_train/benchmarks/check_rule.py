@@ -5,6 +5,7 @@ Run in the package's folder of a checkout: python benchmarks/check_rule.py [--ou
 
 import argparse
 import datetime
+import hashlib
 import json
 import platform
 import subprocess
@@ -19,7 +20,7 @@ from cake_gdn_det_train import chunk_gated_delta_rule, cuda
 from cake_shared import jit
 from cake_shared.program import programs_of
 from cake_shared.target import target_of
-from cake_shared.testing.bits import same_bits
+from cake_shared.testing.bits import bits_of, same_bits
 from cake_shared.testing.gdn_cuda import exit_paths, gate_gradient_scale, moved, on_cpu
 from cake_shared.testing.gdn_inputs import GATES, base, packed, states
 from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, widened
@@ -69,8 +70,17 @@ def cases():
     yield "all options", case.with_(q=case.q * 3, k=case.k * 2, g=torch.randn(1, 200, 2), options=options)
 
 
-def check_case(case) -> tuple[dict[str, float], list[str]]:
-    """Errors by result, and what is wrong."""
+def digest(results) -> str:
+    """SHA-256 of all results, in the order of their names."""
+    sha = hashlib.sha256()
+    for name in sorted(name for name, x in results.items() if x is not None):
+        sha.update(name.encode())
+        sha.update(bits_of(results[name]).cpu().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def check_case(case) -> tuple[dict[str, float], str, list[str]]:
+    """Errors by result, the hash of all results, and what is wrong."""
     on_gpu = moved(case, "cuda")
     results = run(chunk_gated_delta_rule, on_gpu)
     found = []
@@ -94,7 +104,7 @@ def check_case(case) -> tuple[dict[str, float], list[str]]:
         # What FP32 holds as less than a normal number, such as a state behind a gate of -100, may be zero.
         if not error <= LIMIT * size + SMALLEST_NORMAL * actual.numel() ** 0.5:
             found.append(f"{name}: error {errors[name]:.2e}, limit {LIMIT:.1e}")
-    return errors, sorted(set(found))
+    return errors, digest(results), sorted(set(found))
 
 
 def main() -> int:
@@ -104,12 +114,14 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(0)
     target = target_of()
-    failures, errors = {}, {}
+    failures, errors, hashes = {}, {}, {}
     backend = cuda.rule_backend(torch.device("cuda"))
     for name, case in cases():
         for pretended in (1, 1000):  # both widths of the chains
             backend.multiprocessors = pretended
-            errors[name], found = check_case(case)
+            errors[name], hashed, found = check_case(case)
+            if hashes.setdefault(name, hashed) != hashed:
+                found.append("the two widths of the chains give other bits")
             if found:
                 failures[name] = found
                 print(f"{name}: {'; '.join(found)}", file=sys.stderr)
@@ -133,6 +145,7 @@ def main() -> int:
         "passed": len(errors) - len(failures),
         "failed": len(failures),
         "failures": failures,
+        "sha256": hashes,
         "errors": {name: {k: float(f"{v:.2e}") for k, v in by.items()} for name, by in errors.items()},
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)

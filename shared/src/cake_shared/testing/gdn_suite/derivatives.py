@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 from cake_shared.testing import assert_bitwise_equal
 from cake_shared.testing.gdn_inputs import base, generator, packed, states
@@ -123,7 +125,7 @@ def test_nothing_is_saved_without_gradients(gdn):
         (("v", "initial_state"), {"v", "initial_state"}),
         (("q",), set()),
     ],
-    ids=str,
+    ids=lambda names: "+".join(sorted(names)) or "nothing",
 )
 def test_what_no_gradient_reads_is_not_saved(gdn, wanted, never):
     """The gradients of v and of the initial state read neither values nor states; the gradient of q reads them all."""
@@ -170,6 +172,68 @@ def test_U46_activation_checkpointing_recomputes_the_same(gdn, reentrant):
     results, expected = run(checkpointed, case), run(gdn.rule, case)
     for name, value in expected.items():
         gdn.same(results[name], value, name)
+
+
+@pytest.mark.parametrize("policy", ["MUST_SAVE", "PREFER_SAVE", "MUST_RECOMPUTE", "PREFER_RECOMPUTE"])
+def test_U46_selective_checkpointing_sees_one_operation(gdn, policy):
+    """A policy that saves or recomputes every operation finds the rule as one, and moves no bit."""
+    case = packed(base(300, 2, 4, K=32, V=32), (90, 210))
+    seen = set()
+
+    def choose(ctx, operation, *arguments, **keywords):
+        seen.add(operation.name())
+        return CheckpointPolicy[policy]
+
+    def checkpointed(*arguments, **keywords):
+        return checkpoint(
+            lambda *xs: tuple(x.sin() for x in gdn.rule(*xs, **keywords)),
+            *arguments,
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(choose),
+        )
+
+    def plain(*arguments, **keywords):
+        return tuple(x.sin() for x in gdn.rule(*arguments, **keywords))
+
+    results, expected = run(checkpointed, case), run(plain, case)
+    for name, value in expected.items():
+        if value is not None:
+            gdn.same(results[name], value, name)
+    assert f"{gdn.name}::chunk_gated_delta_rule_fwd" in seen
+    assert not [name for name in seen if "mm" in name], seen
+
+
+def test_results_may_be_modified_in_place(gdn):
+    """A caller may scale the outputs, and gradients, in place as those of any torch function."""
+    case = base(70, 2, 4, K=32, V=32, dtype=torch.float32)
+    leaves = [getattr(case, name).clone().requires_grad_() for name in ("q", "k", "v", "g", "beta")]
+    o, final_state = gdn.rule(*leaves, case.scale, output_final_state=True)
+    torch.autograd.backward([o.mul_(2), final_state.mul_(2)], [case.do, torch.zeros_like(final_state)])
+    expected = run(gdn.rule, case.with_(do=case.do * 2))
+    for leaf, name in zip(leaves, GRADIENTS):
+        gdn.same(leaf.grad, expected[name], name)
+        leaf.grad.zero_()
+
+
+def test_forward_mode_is_refused(gdn):
+    """A tangent is not dropped in silence: the error names the argument that carries it."""
+    case = base(70, 2, 4, K=32, V=32)
+    with forward_ad.dual_level():
+        v = forward_ad.make_dual(case.v, torch.ones_like(case.v))
+        with pytest.raises(RuntimeError, match="v: got a tensor with a forward-mode tangent, takes one without"):
+            gdn.rule(case.q, case.k, v, case.g, case.beta)
+        assert gdn.rule(case.q, case.k, case.v, case.g, case.beta)[0].shape == case.v.shape
+
+
+def test_double_backward_raises_under_a_dispatch_mode(gdn):
+    """Where the call is an operator, its gradients refuse to be differentiated as those of the eager function do."""
+    case = base(70, 1, 2, K=16, V=16, dtype=torch.float32)
+    q = case.q.clone().requires_grad_()
+    with FlopCounterMode(display=False):
+        o, _ = gdn.rule(q, case.k, case.v, case.g, case.beta)
+        (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="no double backward"):
+            (dq.sum() + q.sum()).backward()
 
 
 def test_U46_checkpointing_saves_only_the_inputs(gdn):

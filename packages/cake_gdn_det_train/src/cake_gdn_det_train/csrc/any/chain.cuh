@@ -5,6 +5,8 @@
 // A warp owns 16 value columns and keeps S^T in registers; tiles of K, Q, T, P, V come through a double buffer in shared
 // memory. Order of accumulation: keys and tokens ascending inside a product, chunks ascending. Which CTA or warp runs a
 // column changes nothing, so the number of warps is free to follow the load.
+// barriers  a chunk's tiles arrived | everyone is past them: two __syncthreads a chunk. Results leave through columns of the V tile
+//           and staging that belong to one warp: __syncwarp
 #pragma once
 
 #include "any/state_io.cuh"

@@ -3,7 +3,7 @@
 //   dV' = scale P^T dO + (e K) dS1        dR = T^T dV'        dV = beta dR
 //   dS0 = gamma_C dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR
 //
-// Registers, double buffer, slices and order of accumulation are as in chain.cuh.
+// Registers, double buffer, slices, order of accumulation and barriers are as in chain.cuh.
 #pragma once
 
 #include "any/state_io.cuh"

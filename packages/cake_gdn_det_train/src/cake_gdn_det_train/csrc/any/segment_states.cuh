@@ -7,6 +7,7 @@
 // writes  E in the segment's slot; D in the slot of the next segment
 // order   one CTA per long sequence, value head and 16 value columns, a thread a key row and four columns; segments in sequence
 //         order, keys ascending, FP32 fused multiply-adds
+// barriers  the state of a border written, in one of two buffers; with a transposed M also a strip of it written | read
 #pragma once
 
 #include "any/tile_copy.cuh"

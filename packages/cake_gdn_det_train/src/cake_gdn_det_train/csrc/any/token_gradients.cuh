@@ -9,6 +9,8 @@
 // Eight warps: warp w owns token rows 16 (w & 3) .. + 15 and column half w >> 2 of dQ and dK; half 0 makes dP, half 1
 // makes N and M. dQ and dK stay in registers over the group: no atomics, one order. Every reduction over a row, the halves
 // and the tokens has a fixed order.
+// barriers  K, Q arrived | dO, dR, V', scalars arrived | dP, M, E written and S0, X arrived | dS1 arrived | sums of rows written |
+//           tiles read, the next head's may come; each is a __syncthreads of all threads
 #pragma once
 
 #include "any/chain_products.cuh"
@@ -437,7 +439,6 @@ extern "C" __global__ void __launch_bounds__(cake_gdn_det_train::kTokenGradients
     if (warp == (member & 7)) {
       store_token_gradients(p, smem, chunk, head, chunk_index * p.heads.value_heads + head, lane);
     }
-    // The products of the small tiles with K and Q run while the next head's tiles arrive.
     add_lower_times_rows<false>(grad_q, attention_grad, block, k_tile, half, offsets);
     add_lower_times_rows<false>(grad_k, interaction_grad, block, k_tile, half, offsets);
     add_lower_times_rows<true>(grad_k, interaction_grad, block, k_tile, half, offsets);

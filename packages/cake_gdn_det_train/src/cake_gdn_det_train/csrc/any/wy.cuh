@@ -5,6 +5,8 @@
 // One CTA of four warps per chunk and key head; it makes K K^T and Q K^T once and walks the value heads of the group.
 // A warp owns 16 rows. Reads q, k, the summed gates, beta; writes 8 KB of T, 8 KB of P and 1 KB of scalars a value head.
 // Rows past the end of the sequence are zero in A and P, so T is the identity there and beta is 0.
+// barriers  K, Q arrived | products read, or copies of the head before done | scalars written | A, P, diagonal inverses written |
+//           T written; each is a __syncthreads of all threads. A diagonal block is read by the warp that wrote it: __syncwarp
 #pragma once
 
 #include "any/tile_copy.cuh"

@@ -239,7 +239,7 @@ def test_cpu_tensors_are_not_taken_by_the_cuda_path():
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_every_architecture_has_the_three_records(architecture):
     records = {record.stage: record for record in programs_of(cuda.PACKAGE).records_for(architecture)}
-    assert set(records) == {"pack_offsets", "pack_tables", "gate_sums"}
+    assert {"pack_offsets", "pack_tables", "gate_sums"} <= set(records)
     for record in records.values():
         assert record.kind == "portable"
         assert record.budget.tmem_columns == 0

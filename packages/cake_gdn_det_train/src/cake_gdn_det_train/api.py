@@ -6,7 +6,14 @@ from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.ops import Gradients, RuleOps, Saved
 from cake_shared.gdn.options import make_call
 
-_ops = RuleOps("cake_gdn_det_train")
+
+def _cuda_backend(device: torch.device):
+    from cake_gdn_det_train.cuda import rule_backend
+
+    return rule_backend(device)
+
+
+_ops = RuleOps("cake_gdn_det_train", _cuda_backend)
 
 
 def chunk_gated_delta_rule(
@@ -91,7 +98,7 @@ def chunk_gated_delta_rule(
     TypeError, ValueError
         For an argument of the wrong kind, dtype, shape, device or value; the message names it, what it got and takes.
     UnsupportedArchError
-        For CUDA, which this package does not serve yet.
+        For a CUDA device of an architecture that lacks a program; the message has the way out.
     """
     inputs, options = make_call(
         q,
@@ -187,7 +194,7 @@ def chunk_gated_delta_rule_fwd(
     TypeError, ValueError
         For an argument of the wrong kind, dtype, shape, device or value; the message names it, what it got and takes.
     UnsupportedArchError
-        For CUDA, which this package does not serve yet.
+        For a CUDA device of an architecture that lacks a program; the message has the way out.
     """
     inputs, options = make_call(
         q,
@@ -286,7 +293,7 @@ def chunk_gated_delta_rule_bwd(
     TypeError, ValueError
         For an argument of the wrong kind, dtype, shape, device or value; the message names it, what it got and takes.
     UnsupportedArchError
-        For CUDA, which this package does not serve yet.
+        For a CUDA device of an architecture that lacks a program; the message has the way out.
     """
     inputs, options = make_call(
         q,

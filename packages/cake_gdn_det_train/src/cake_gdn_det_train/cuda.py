@@ -11,11 +11,13 @@ import torch
 from cake_gdn_det_train.tables import TablePlan, plan_tables
 from cake_shared.errors import MalformedPackError
 from cake_shared.plan import CHUNK_TOKENS
-from cake_shared.program import program_for
+from cake_shared.program import program_for, require_programs
 from cake_shared.target import target_of
 
 if TYPE_CHECKING:
     import tvm_ffi
+
+    from cake_gdn_det_train.cuda_rule import RuleBackend
 
 PACKAGE = "cake_gdn_det_train"
 
@@ -129,3 +131,33 @@ def launch_gate_sums(
     sums = torch.empty(plan.chunk_capacity, heads, CHUNK_TOKENS, dtype=torch.float32, device=g.device)
     module.gate_sums(g, cu_seqlens, tables, sums, error_word.tensor, stream)
     return GateStage(plan, tables, sums)
+
+
+_backends: dict[int, RuleBackend] = {}
+
+
+def rule_backend(device: torch.device) -> RuleBackend:
+    """Return what runs the rule on a CUDA device: its module is found or built at the first call.
+
+    Raises
+    ------
+    UnsupportedArchError
+        The device's architecture lacks a program for a stage of the rule.
+    BuildError
+        Its module cannot be built.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    backend = _backends.get(index)
+    if backend is None:
+        from cake_gdn_det_train.cuda_rule import RuleBackend
+        from cake_shared import jit
+
+        device = torch.device("cuda", index)
+        architecture = target_of(device).name
+        require_programs(PACKAGE, architecture)
+        module = jit.load(PACKAGE, architecture)
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        backend = _backends[index] = RuleBackend(
+            module, error_word_of(device), multiprocessors, lambda: torch.cuda.current_stream(index).cuda_stream
+        )
+    return backend

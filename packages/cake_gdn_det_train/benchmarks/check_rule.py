@@ -1,0 +1,158 @@
+"""Compares the rule on this GPU with float64 and with itself, and writes the result file that its records name.
+
+Run in the package's folder of a checkout: python benchmarks/check_rule.py [--out benchmarks/results/rule_h200.json]
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import cake_gdn_det_train
+import cake_shared
+from cake_gdn_det_train import chunk_gated_delta_rule, cuda
+from cake_shared import jit
+from cake_shared.program import programs_of
+from cake_shared.target import target_of
+from cake_shared.testing.bits import bits_of, same_bits
+from cake_shared.testing.gdn_cuda import exit_paths, gate_gradient_scale, moved, on_cpu
+from cake_shared.testing.gdn_inputs import GATES, base, packed, states
+from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, widened
+from cake_shared.testing.gdn_run import run
+
+PACKAGE = "cake_gdn_det_train"
+GATE_STAGES = ("pack_offsets", "pack_tables", "gate_sums")
+REPEATS = 20
+
+# Relative L2 error against float64 that no result may pass: products have BF16 operands, gates at zero do not damp it.
+LIMIT = 6e-3
+
+# gate_gradient_scale holds a sequence's pairs of tokens at once.
+DENSE_TOKENS = 2048
+
+
+def command(*words: str) -> str:
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError) as error:
+        return f"not known ({error})"
+
+
+def with_states(case, sequences):
+    h0, ds = states(case, sequences)
+    return case.with_(initial_state=h0, d_state=ds)
+
+
+def cases():
+    """Named cases; together they launch every program of the rule."""
+    for gate in GATES:
+        yield f"gates {gate}", with_states(base(1000, 1, 2, gate=gate), 1)
+    for heads, value_heads in ((1, 1), (1, 3), (2, 8), (1, 5)):
+        yield f"heads {heads}/{value_heads}", base(330, heads, value_heads)
+    yield "batch of three", with_states(base(200, 2, 4, B=3), 3)
+    yield "pack with empty sequences", with_states(packed(base(300, 1, 2), (0, 5, 0, 65, 200)), 5)
+    yield "segments", with_states(packed(base(8193 + 12288 + 70, 1, 2), (8193, 70, 12288)), 3)
+    case = with_states(base(200, 1, 2), 1)
+    options = {
+        "use_qk_l2norm_in_kernel": True,
+        "use_gate_in_kernel": True,
+        "A_log": torch.tensor([-0.5, 1.0]),
+        "dt_bias": torch.tensor([0.3, -0.2]),
+        "use_beta_sigmoid_in_kernel": True,
+        "allow_neg_eigval": True,
+    }
+    yield "all options", case.with_(q=case.q * 3, k=case.k * 2, g=torch.randn(1, 200, 2), options=options)
+
+
+def digest(results) -> str:
+    """SHA-256 of all results, in the order of their names."""
+    sha = hashlib.sha256()
+    for name in sorted(name for name, x in results.items() if x is not None):
+        sha.update(name.encode())
+        sha.update(bits_of(results[name]).cpu().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def check_case(case) -> tuple[dict[str, float], str, list[str]]:
+    """Errors by result, the hash of all results, and what is wrong."""
+    on_gpu = moved(case, "cuda")
+    results = run(chunk_gated_delta_rule, on_gpu)
+    found = []
+    for _ in range(REPEATS):
+        again = run(chunk_gated_delta_rule, on_gpu)
+        found += [f"{name}: other bits on a repeat" for name in results if not same_bits(again[name], results[name])]
+    expected = run(chunk_gated_delta_rule, widened(case))
+    errors = {}
+    for name, actual in on_cpu(results).items():
+        if actual is None:
+            continue
+        size = float(expected[name].norm())
+        if name == "dg" and not case.options:
+            size = (
+                gate_gradient_scale(case, expected)
+                if case.g.shape[1] <= DENSE_TOKENS
+                else size + exit_paths(case, expected)
+            )
+        error = float((actual.double() - expected[name]).norm())
+        errors[name] = error / size if size else error
+        # What FP32 holds as less than a normal number, such as a state behind a gate of -100, may be zero.
+        if not error <= LIMIT * size + SMALLEST_NORMAL * actual.numel() ** 0.5:
+            found.append(f"{name}: error {errors[name]:.2e}, limit {LIMIT:.1e}")
+    return errors, digest(results), sorted(set(found))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "rule_h200.json")
+    parser.add_argument("--commit", default=None, help="commit of the checkout (default: git's answer)")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    target = target_of()
+    failures, errors, hashes = {}, {}, {}
+    backend = cuda.rule_backend(torch.device("cuda"))
+    for name, case in cases():
+        for pretended in (1, 1000):  # both widths of the chains
+            backend.multiprocessors = pretended
+            errors[name], hashed, found = check_case(case)
+            if hashes.setdefault(name, hashed) != hashed:
+                found.append("the two widths of the chains give other bits")
+            if found:
+                failures[name] = found
+                print(f"{name}: {'; '.join(found)}", file=sys.stderr)
+    entry = jit.build_module(PACKAGE, target.name)
+    records = [r for r in programs_of(PACKAGE).records_for(target.name) if r.stage not in GATE_STAGES]
+    result = {
+        "what": "the rule against float64 (relative L2), with both widths of the chains, repeated for its bits",
+        "gpu": torch.cuda.get_device_name(),
+        "architecture": target.name,
+        "driver": command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+        "date": datetime.date.today().isoformat(),
+        "commit": options.commit or command("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "nvcc": json.loads((entry / "manifest.json").read_text())["compiler"],
+        "cake_shared": cake_shared.__version__,
+        "cake_gdn_det_train": cake_gdn_det_train.__version__,
+        "programs": [record.program for record in records],
+        "cases": len(errors),
+        "repeats": REPEATS,
+        "passed": len(errors) - len(failures),
+        "failed": len(failures),
+        "failures": failures,
+        "sha256": hashes,
+        "errors": {name: {k: float(f"{v:.2e}") for k, v in by.items()} for name, by in errors.items()},
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

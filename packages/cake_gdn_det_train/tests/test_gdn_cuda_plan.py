@@ -1,0 +1,189 @@
+"""The plan of the CUDA path and the host code that follows it, on the CPU: launches are recorded, nothing runs."""
+
+import pytest
+import torch
+
+from cake_gdn_det_train.cuda import ErrorWord
+from cake_gdn_det_train.cuda_plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
+from cake_gdn_det_train.cuda_rule import RuleBackend
+from cake_shared import jit
+from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.options import make_call
+from cake_shared.program import programs_of
+from cake_shared.testing.gdn_inputs import base, packed, states
+
+PACKAGE = "cake_gdn_det_train"
+
+
+class Recorder:
+    """A backend whose launches are only noted."""
+
+    def __init__(self, multiprocessors=132):
+        self.launches = []
+        module = jit.build_host_for_emulator(PACKAGE)
+        jit.install_emulator(module, self.note)
+        self.module = module
+        self.backend = RuleBackend(module, ErrorWord(torch.zeros(1, dtype=torch.int32)), multiprocessors, lambda: 0)
+
+    def note(self, name, launch, params):
+        self.launches.append((name, launch.grid[0], launch.block[0], launch.smem_bytes))
+
+    def stages(self):
+        return [name.removesuffix("_any") for name, *_ in self.launches]
+
+
+def call_of(case, **options):
+    switches = (
+        "use_qk_l2norm_in_kernel",
+        "use_gate_in_kernel",
+        "use_beta_sigmoid_in_kernel",
+        "allow_neg_eigval",
+        "state_v_first",
+    )
+    keywords = {**dict.fromkeys(switches, False), **options}
+    return make_call(
+        case.q, case.k, case.v, case.g, case.beta, case.scale, case.initial_state,
+        keywords.pop("A_log", None), keywords.pop("dt_bias", None), case.cu_seqlens, *keywords.values(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def recorder():
+    return Recorder()
+
+
+def test_forward_of_a_short_pack(recorder):
+    inputs, options = call_of(packed(base(200, 1, 2), (100, 0, 65)))
+    o, final, _ = recorder.backend.forward(inputs, options, True, True)
+    assert o.shape == inputs.v.shape
+    assert final.shape == (3, 2, 128, 128)
+    assert recorder.stages() == ["pack_offsets", "pack_tables", "gate_sums", "wy", "chunk_output", "uncovered"]
+
+
+def test_every_stage_of_the_records_is_launched_by_a_call_that_asks_for_everything(recorder):
+    case = base(8193, 1, 2)
+    per_head = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(2)}
+    inputs, options = call_of(case, use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, **per_head)
+    _, _, tape = recorder.backend.forward(inputs, options, False, True)
+    recorder.backend.backward(inputs, options, case.do, None, tape, Needs(), 128)
+    assert set(recorder.stages()) == set(programs_of(PACKAGE).stages)
+
+
+def test_launches_stay_within_the_records_budgets(recorder):
+    for multiprocessors in (1, 1000):
+        recorder.backend.multiprocessors = multiprocessors
+        case = base(8193, 1, 2)
+        inputs, options = call_of(case, use_qk_l2norm_in_kernel=True)
+        _, _, tape = recorder.backend.forward(inputs, options, True, True)
+        recorder.backend.backward(inputs, options, case.do, None, tape, Needs(A_log=False, dt_bias=False), 128)
+    for architecture in ("sm_90a", "sm_100a", "sm_103a", "sm_107a"):
+        budgets = {record.program: record.budget for record in programs_of(PACKAGE).records_for(architecture)}
+        for name, _, threads, smem_bytes in recorder.launches:
+            assert threads <= budgets[name].threads, name
+            assert smem_bytes <= max(budgets[name].shared_bytes, 512), name
+
+
+def test_gradients_of_values_alone_need_no_forward_states(recorder):
+    case = base(100, 1, 2)
+    inputs, options = call_of(case)
+    inputs.v = None
+    needs = Needs(False, False, True, False, False, True, False, False)
+    grads = recorder.backend.backward(inputs, options, case.do, None, None, needs, 128)
+    assert [x is not None for x in grads] == list(needs)
+    assert "chunk_states" not in recorder.stages()
+    assert recorder.stages()[-2:] == ["value_gradients", "uncovered"]
+
+
+@pytest.mark.parametrize("lengths", [(), (0, 0)])
+def test_packs_without_tokens_launch_no_chunk(recorder, lengths):
+    case = packed(base(1, 1, 2), lengths).tokens(0, 0)
+    h0, _ = states(case, len(lengths))
+    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
+    inputs, options = call_of(case.with_(cu_seqlens=offsets, initial_state=h0))
+    o, _, _ = recorder.backend.forward(inputs, options, True, False)
+    assert o.numel() == 0
+    assert recorder.stages()[-1] == "uncovered"
+
+
+def test_grid_follows_capacities_not_offsets(recorder):
+    grids = []
+    for lengths in ((100, 100), (0, 3)):
+        inputs, options = call_of(packed(base(200, 1, 2), lengths))
+        recorder.launches.clear()
+        recorder.backend.forward(inputs, options, False, False)
+        grids.append(list(recorder.launches))
+    assert grids[0] == grids[1]
+
+
+def test_wrong_workspace_is_refused(recorder, monkeypatch):
+    from cake_gdn_det_train import cuda_rule
+
+    inputs, options = call_of(base(100, 1, 2))
+    scratch = cuda_rule._scratch
+    for change, message in ((-1024, "more than it has"), (1024, "less than it has")):
+        monkeypatch.setattr(cuda_rule, "_scratch", lambda size, device, change=change: scratch(size + change, device))
+        with pytest.raises(ValueError, match=message):
+            recorder.backend.forward(inputs, options, False, False)
+
+
+def test_other_head_dimensions_and_dtypes_are_refused(recorder):
+    for case, message in (
+        (base(10, 1, 1, K=64), "q: got K = 64, takes K = 128"),
+        (base(10, 1, 1, V=64), "v: got V = 64, takes V = 128"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recorder.backend.forward(*call_of(case), False, False)
+    with pytest.raises(TypeError, match="q: got float32, takes bfloat16"):
+        recorder.backend.forward(*call_of(base(10, 1, 1, dtype=torch.float32)), False, False)
+
+
+def test_misaligned_rows_are_copied_and_aligned_views_are_not():
+    from cake_gdn_det_train.cuda_rule import _aligned_rows
+
+    fused = torch.zeros(1, 8, 5 * 128, dtype=torch.bfloat16)
+    view = fused[..., 128:384].unflatten(-1, (2, 128))
+    assert _aligned_rows(view) is view
+    odd = torch.zeros(1, 8, 257, dtype=torch.bfloat16)[..., :256].unflatten(-1, (2, 128))
+    shifted = torch.zeros(257, dtype=torch.bfloat16)[1:].view(1, 1, 2, 128)
+    expanded = torch.zeros((), dtype=torch.bfloat16).expand(1, 8, 2, 128)
+    for x in (odd, shifted, expanded):
+        repaired = _aligned_rows(x)
+        assert repaired.is_contiguous()
+        assert repaired.data_ptr() % 16 == 0
+        assert torch.equal(repaired, x)
+
+
+def test_chain_warps_follow_the_load_alone():
+    assert chain_warps(4, 16, 132) == 4
+    assert chain_warps(16, 32, 132) == 8
+    assert chain_warps(4, 16, 64) == 8
+
+
+@pytest.mark.parametrize("tokens", [1, 8192, 8193, 12288, 16385, 131071])
+def test_slots_hold_every_border_of_segments(tokens):
+    """Each segment after a sequence's first has a slot of its own, wherever its sequence starts in the row."""
+    from cake_shared.plan import segment_lengths
+
+    for first in range(0, tokens, max(1, tokens // 7)):
+        lengths = [first, tokens - first]
+        begin, taken = 0, []
+        for length in lengths:
+            at = begin
+            for place, segment in enumerate(segment_lengths(length)):
+                if place:
+                    taken.append(at // 4096 - 1)
+                at += segment
+            begin += length
+        assert len(set(taken)) == len(taken)
+        assert all(0 <= slot < slots_per_row(tokens) for slot in taken)
+
+
+def test_workspace_of_a_long_and_of_a_short_call():
+    problem = Problem(1, 16384, 8, 16, None, False, False, 132)
+    forward = plan_forward(problem, True)
+    assert forward.slots == 4
+    assert "segment entries" not in {region.name for region in forward.regions}
+    assert "segment entries" in {region.name for region in plan_forward(problem, False).regions}
+    short = plan_backward(Problem(4, 4096, 8, 16, None, False, False, 132), True)
+    assert short.slots == 0
+    assert short.workspace_bytes == sum(region.bytes for region in short.regions)

@@ -4,7 +4,7 @@ Errors are raised before anything runs: `TypeError` for a wrong kind or dtype, `
 or value.
 """
 
-import math
+import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,9 +23,11 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_tensor(name: str, x: Any) -> None:
-    """Raise `TypeError` unless `x` is a tensor."""
+    """Raise `TypeError` unless `x` is a dense tensor."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: got {kind_of(x)}, takes a torch.Tensor")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name}: got layout {x.layout}, takes a dense (strided) tensor")
 
 
 def check_dtype(name: str, x: torch.Tensor, takes: Sequence[torch.dtype], why: str = "") -> None:
@@ -47,11 +49,17 @@ def check_device(name: str, x: torch.Tensor, takes: torch.device, of: str) -> No
         raise ValueError(f"{name}: got a tensor on {x.device}, takes one on {takes}, where {of} is")
 
 
+def check_flag(name: str, x: Any) -> None:
+    """Raise `TypeError` unless `x` is a bool: text such as "False", or a tensor, would be taken for something else."""
+    if not isinstance(x, bool):
+        raise TypeError(f"{name}: got {kind_of(x)}, takes True or False")
+
+
 def check_finite(name: str, x: Any) -> None:
     """Raise unless `x` is a finite real number (`TypeError` for another kind, `ValueError` for inf and NaN)."""
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name}: got {kind_of(x)}, takes a number")
-    if not -math.inf < x < math.inf:
+    if not -sys.float_info.max <= x <= sys.float_info.max:
         raise ValueError(f"{name}: got {x}, takes a finite number")
 
 

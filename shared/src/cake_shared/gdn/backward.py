@@ -4,19 +4,20 @@ Each group is walked segment by segment from its last one: the states of the seg
 entry state, then its waves are walked backward with the gradient of the state as carry.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from cake_shared.gdn.forward import entry_states, k_first, scores
+from cake_shared.gdn.forward import TAPE_HEAD, entry_states, k_first, scores
 from cake_shared.gdn.intra import by_key_head, crossing, run_chain, scaled_rows, sum_over_group
 from cake_shared.gdn.options import Inputs, Options
 from cake_shared.gdn.products import add_product, product
 from cake_shared.gdn.prologue import beta_backward, gate_backward, normalised_backward
-from cake_shared.gdn.tiles import load_states, new_rows, scatter
+from cake_shared.gdn.tiles import load_states, new_rows, rows_of, scatter
 from cake_shared.gdn.walk import Walk, WaveData, load_queries, load_values, load_wave, make_walk
-from cake_shared.plan import Group, Round, WorkBudget
+from cake_shared.plan import Group, Round, WorkBudget, extra_segment_capacity
 
 
 class Needs(NamedTuple):
@@ -294,12 +295,12 @@ def backward(
         rows.initial_state = torch.zeros(pack.sequences, heads, key_dim, width, dtype=walk.dtype)
         if d_final is not None and 0 in pack.lengths:
             rows.initial_state.copy_(d_final)
-    entries = entry_states(tape, (heads, key_dim, width))
+    entries = _saved_entries(walk, tape, needs)
     for group in walk.groups:
         _backward_group(walk, group, inputs, options, d_out, d_final, entries, needs, rows)
 
     def shaped(x: torch.Tensor | None, like: tuple[int, ...]) -> torch.Tensor | None:
-        return None if x is None else x[: pack.spare_row].view(like)
+        return None if x is None else rows_of(x, like)
 
     per_head = (pack.batch, pack.tokens, heads)
     out = Gradients(
@@ -317,6 +318,25 @@ def backward(
     if needs.dt_bias:
         out.dt_bias = _sum_parameters(rows.dt_bias, walk, inputs.dt_bias.dtype)
     return out
+
+
+def _saved_entries(walk: Walk, tape: torch.Tensor | None, needs: Needs) -> torch.Tensor | None:
+    """View a tape as segment-entry states; raise `ValueError` where it is not that of a forward pass of this call."""
+    problem, pack = walk.plan.problem, walk.pack
+    state = (problem.value_heads, problem.key_dim, problem.value_dim)
+    wanted = walk.plan.first_extra_segment[-1] if needs.states else 0
+    full = TAPE_HEAD + extra_segment_capacity(pack.batch, pack.tokens) * math.prod(state)
+    length = TAPE_HEAD if tape is None else tape.shape[0]
+    if wanted and length == TAPE_HEAD:
+        raise ValueError(
+            f"saved: got no states, takes those of the {wanted} segments after a sequence's first (of a forward pass "
+            "under save_states=True): all gradients but those of v and initial_state depend on them"
+        )
+    if length not in (TAPE_HEAD, full):
+        raise ValueError(
+            f"saved: got {length} elements, takes the {full} that a forward pass saves for arguments of these shapes"
+        )
+    return entry_states(tape, state)
 
 
 def _entry_states(

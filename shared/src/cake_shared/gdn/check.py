@@ -4,11 +4,18 @@ from typing import Any
 
 import torch
 
-from cake_shared.check import check_device, check_dtype, check_finite, check_shape, check_tensor
+from cake_shared.check import check_device, check_dtype, check_finite, check_flag, check_shape, check_tensor
 from cake_shared.gdn.options import Inputs, Options
 
 _DATA = (torch.bfloat16, torch.float32, torch.float64)
 _NARROW = (torch.float32, torch.bfloat16)
+_FLAGS = (
+    ("use_qk_l2norm_in_kernel", "qk_l2norm"),
+    ("use_gate_in_kernel", "gate"),
+    ("use_beta_sigmoid_in_kernel", "beta_sigmoid"),
+    ("allow_neg_eigval", "neg_eigval"),
+    ("state_v_first", "state_v_first"),
+)
 
 
 def _check_q(q: torch.Tensor) -> None:
@@ -29,13 +36,15 @@ def _check_v(v: torch.Tensor, q: torch.Tensor) -> None:
         raise ValueError(f"v: got {v.shape[2]} heads, takes HV = a multiple of the H = {heads} heads of q and k")
 
 
-def _check_offsets_tensor(cu_seqlens: Any, batch: int) -> None:
+def _check_offsets_tensor(cu_seqlens: Any, q: torch.Tensor) -> None:
     check_tensor("cu_seqlens", cu_seqlens)
     check_dtype("cu_seqlens", cu_seqlens, (torch.int32, torch.int64))
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 1:
         raise ValueError(f"cu_seqlens: got shape {list(cu_seqlens.shape)}, takes [N + 1] with N >= 0")
-    if batch != 1:
-        raise ValueError(f"cu_seqlens: got B = {batch} rows of q beside it, takes B = 1, all sequences in one row")
+    if cu_seqlens.device.type != "cpu":
+        check_device("cu_seqlens", cu_seqlens, q.device, "q")
+    if q.shape[0] != 1:
+        raise ValueError(f"cu_seqlens: got B = {q.shape[0]} rows of q beside it, takes B = 1, all sequences in one row")
 
 
 def check_call(inputs: Inputs, options: Options, output_final_state: Any = False) -> None:
@@ -62,9 +71,12 @@ def check_call(inputs: Inputs, options: Options, output_final_state: Any = False
         check_device(name, x, q.device, "q")
         check_shape(name, x, per_head, "[B, T, HV]")
     check_finite("scale", options.scale)
+    for name, flag in _FLAGS:
+        check_flag(name, getattr(options, flag))
+    check_flag("output_final_state", output_final_state)
     sequences = q.shape[0]
     if inputs.cu_seqlens is not None:
-        _check_offsets_tensor(inputs.cu_seqlens, q.shape[0])
+        _check_offsets_tensor(inputs.cu_seqlens, q)
         sequences = inputs.cu_seqlens.shape[0] - 1
     if inputs.initial_state is not None:
         check_state("initial_state", inputs.initial_state, q, v, sequences, options)

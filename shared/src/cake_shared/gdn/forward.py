@@ -5,7 +5,7 @@ import torch
 from cake_shared.gdn.intra import by_key_head, run_chain, scaled_rows
 from cake_shared.gdn.options import Inputs, Options
 from cake_shared.gdn.products import add_product, product
-from cake_shared.gdn.tiles import load_states, new_rows, scatter
+from cake_shared.gdn.tiles import load_states, new_rows, rows_of, scatter
 from cake_shared.gdn.walk import Walk, WaveData, load_queries, load_values, load_wave, make_walk
 from cake_shared.plan import Group, WorkBudget, extra_segment_capacity
 
@@ -85,7 +85,7 @@ def forward(
         _forward_group(walk, group, inputs, options, h0, out, final if output_final_state else None, entries)
     if output_final_state and options.state_v_first:
         final = final.mT.contiguous()
-    return out[: pack.spare_row].view(pack.batch, pack.tokens, heads, width), final, tape
+    return rows_of(out, (pack.batch, pack.tokens, heads, width)), final, tape
 
 
 def _forward_group(

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from cake_shared.check import check_backend, check_device, check_dtype, check_shape, check_tensor, kind_of
+from cake_shared.check import check_backend, check_device, check_dtype, check_flag, check_shape, check_tensor, kind_of
+from cake_shared.dispatch import as_operator, refuse_forward_ad
 from cake_shared.errors import UnsupportedArchError
 from cake_shared.gdn import cpu
 from cake_shared.gdn.backward import Needs
@@ -166,6 +167,9 @@ class RuleOps:
         torch.library.register_autograd(
             f"{package}::chunk_gated_delta_rule_fwd", self._op_gradient, setup_context=_op_context, lib=self.library
         )
+        torch.library.register_autograd(
+            f"{package}::chunk_gated_delta_rule_bwd", _no_second_derivative, lib=self.library
+        )
 
     def backend(self, device: torch.device, name: str | None = None) -> Any:
         """Return what runs the rule for tensors on `device`, where the caller asked for the backend `name`.
@@ -217,14 +221,14 @@ class RuleOps:
 
     def rule(self, inputs: Inputs, options: Options, output_final_state: bool, backend: str | None) -> tuple:
         """Check a call and run it with gradients; returns `(o, final_state or None)`."""
-        check_call(inputs, options)
-        chosen = self.backend(inputs.q.device, backend)
-        output_final_state = bool(output_final_state)
+        check_call(inputs, options, output_final_state)
         leaves = (
             inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.initial_state, inputs.A_log, inputs.dt_bias
         )  # fmt: skip
+        chosen = self.backend(inputs.q.device, backend)
+        refuse_forward_ad(**dict(zip(Gradients._fields, leaves)))
         records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
-        if torch.compiler.is_compiling():
+        if as_operator(*leaves, inputs.cu_seqlens):
             o, final, _ = self.fwd_op(*leaves, inputs.cu_seqlens, *_flags(options), output_final_state, records)
             return o, final if output_final_state else None
         if records:
@@ -236,16 +240,17 @@ class RuleOps:
         self, inputs: Inputs, options: Options, output_final_state: bool, save_states: bool, backend: str | None
     ) -> tuple[torch.Tensor, torch.Tensor | None, Saved]:
         """Check a call and run its forward pass alone."""
-        check_call(inputs, options)
+        check_call(inputs, options, output_final_state)
+        check_flag("save_states", save_states)
         self.backend(inputs.q.device, backend)
-        flags = (bool(output_final_state), bool(save_states))
         tensors = (
             inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.initial_state, inputs.A_log, inputs.dt_bias,
             inputs.cu_seqlens,
         )  # fmt: skip
-        run = self.fwd_op if torch.compiler.is_compiling() else self._op_forward
+        refuse_forward_ad(**dict(zip(Gradients._fields, tensors)))
+        run = self.fwd_op if as_operator(*tensors) else self._op_forward
         with torch.no_grad():
-            o, final, tape = run(*tensors, *_flags(options), *flags)
+            o, final, tape = run(*tensors, *_flags(options), output_final_state, save_states)
         return o, final if output_final_state else None, Saved(tape)
 
     def bwd(
@@ -260,8 +265,9 @@ class RuleOps:
     ) -> Gradients:
         """Check a call and run its backward pass alone."""
         check_call(inputs, options)
-        if not isinstance(saved, Saved):
-            raise TypeError(f"saved: got {kind_of(saved)}, takes what the forward pass returned")
+        _check_saved(saved, inputs.q)
+        if needs is not None and not isinstance(needs, Needs):
+            raise TypeError(f"needs: got {kind_of(needs)}, takes None or a Needs")
         given = (inputs.initial_state is not None, inputs.A_log is not None, inputs.dt_bias is not None)
         needs = needs or Needs(True, True, True, True, True, *given)
         self.backend(inputs.q.device, backend)
@@ -274,12 +280,32 @@ class RuleOps:
             sequences = inputs.q.shape[0] if inputs.cu_seqlens is None else inputs.cu_seqlens.shape[0] - 1
             check_state("d_final_state", d_final_state, inputs.q, inputs.v, sequences, options)
         tensors = _kept(needs, options, inputs)
-        run = self.bwd_op if torch.compiler.is_compiling() else self._op_backward
+        refuse_forward_ad(d_o=d_o, d_final_state=d_final_state, **dict(zip(Gradients._fields, tensors)))
+        run = self.bwd_op if as_operator(d_o, d_final_state, *tensors) else self._op_backward
         with torch.no_grad():
             grads = run(
                 d_o, d_final_state, *tensors, saved.entry_states, *_flags(options), inputs.v.shape[3], list(needs)
             )
         return Gradients(*(x if n else None for x, n in zip(grads, needs)))
+
+
+def _check_saved(saved: Any, q: torch.Tensor) -> None:
+    takes = "takes what the forward pass returned"
+    if not isinstance(saved, Saved) or not isinstance(saved.entry_states, torch.Tensor):
+        got = kind_of(saved) if not isinstance(saved, Saved) else f"Saved({kind_of(saved.entry_states)})"
+        raise TypeError(f"saved: got {got}, {takes}")
+    states = saved.entry_states
+    check_dtype("saved", states, (_state_dtype(q),), ", the dtype of states")
+    check_device("saved", states, q.device, "q")
+    if states.dim() != 1:
+        raise ValueError(f"saved: got shape {list(states.shape)}, {takes}")
+
+
+def _no_second_derivative(ctx, *gradients) -> None:
+    raise RuntimeError(
+        "chunk_gated_delta_rule: its gradients have none of their own (no double backward); detach them, or write the "
+        "recurrence in torch operations where second derivatives are needed"
+    )
 
 
 def _check_d_o(d_o: Any, v: torch.Tensor) -> None:

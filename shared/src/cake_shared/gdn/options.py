@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 L2NORM_EPS = 1e-6
+_FLOAT_LIMIT = 2**1023
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,14 @@ def make_call(
     """Sort the arguments of a public function into tensors and switches; nothing is checked yet."""
     if scale is None and isinstance(q, torch.Tensor) and q.dim() == 4:
         scale = max(q.shape[-1], 1) ** -0.5
+    elif type(scale) is int and abs(scale) < _FLOAT_LIMIT:
+        scale = float(scale)
     options = Options(
-        float(scale) if isinstance(scale, int) and not isinstance(scale, bool) else scale,
-        bool(use_qk_l2norm_in_kernel),
-        bool(use_gate_in_kernel),
-        bool(use_beta_sigmoid_in_kernel),
-        bool(allow_neg_eigval),
-        bool(state_v_first),
+        scale,
+        use_qk_l2norm_in_kernel,
+        use_gate_in_kernel,
+        use_beta_sigmoid_in_kernel,
+        allow_neg_eigval,
+        state_v_first,
     )
     return Inputs(k, g, beta, q, v, initial_state, A_log, dt_bias, cu_seqlens), options

@@ -12,11 +12,25 @@ import torch
 from cake_shared.gdn.options import L2NORM_EPS, Inputs, Options
 from cake_shared.gdn.tiles import Pack, WaveIndex, gather_scalars
 
+# Beyond it every decay has long been zero, and exp of it would soon be infinite.
+_LARGEST_A_LOG = 600.0
+
 
 def normalised(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `x * r` and `r = 1 / sqrt(sum x^2 + eps)` per row."""
+    """Return `x * r` and `r = 1 / sqrt(sum x^2 + eps)` per row.
+
+    Rows whose sum of squares overflows are scaled by their largest element first; `eps` is nothing beside them.
+    """
     r = (x * x).sum(-1, keepdim=True).add_(L2NORM_EPS).rsqrt_()
-    return x * r, r
+    y = x * r
+    if not r.all():
+        large = x.abs().amax(-1, keepdim=True)
+        small = x / large
+        s = (small * small).sum(-1, keepdim=True).rsqrt_()
+        overflown = r == 0
+        y = torch.where(overflown, small * s, y)
+        r = torch.where(overflown, s / large, r)
+    return y, r
 
 
 def normalised_backward(dy: torch.Tensor, y: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
@@ -54,8 +68,9 @@ def load_decays(inputs: Inputs, options: Options, pack: Pack, index: WaveIndex, 
     if options.gate:
         mine = slice(heads[0], heads[0] + heads[1])
         out.raw = g if inputs.dt_bias is None else g + inputs.dt_bias[mine].to(f64).unsqueeze(-1)
-        out.rate = -inputs.A_log[mine].to(f64).exp().unsqueeze(-1)
-        out.g = _softplus(out.raw).mul_(out.rate)
+        out.rate = -inputs.A_log[mine].to(f64).clamp(max=_LARGEST_A_LOG).exp().unsqueeze(-1)
+        # Finite, so that a gradient of zero stays zero beside it.
+        out.g = _softplus(out.raw).mul_(out.rate).clamp_(min=torch.finfo(f64).min)
         if index.mask is not None:
             out.g.masked_fill_(~index.mask, 0.0)
     if options.beta_sigmoid:

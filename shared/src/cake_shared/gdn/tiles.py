@@ -185,6 +185,14 @@ def new_rows(pack: Pack, heads: int, width: int, dtype: torch.dtype) -> torch.Te
     return out
 
 
+def rows_of(out: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the rows of `new_rows` without the spare one, in the shape of a result.
+
+    For autograd it is no view: one made inside a custom function could not be modified in place by the caller.
+    """
+    return out[:-1].view(shape).data
+
+
 def load_states(
     states: torch.Tensor | None,
     sequences: torch.Tensor,

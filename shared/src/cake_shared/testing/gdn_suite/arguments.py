@@ -110,6 +110,15 @@ BAD = {
         "allow_neg_eigval",
         "use_beta_sigmoid_in_kernel",
     ),
+    "q is sparse": ({"q": zeros(1, T, H, K, dtype=torch.bfloat16).to_sparse()}, TypeError, "q", "sparse"),
+    "g is sparse": ({"g": zeros(1, T, HV).to_sparse()}, TypeError, "g", "sparse"),
+    "offsets on another device": ({"cu_seqlens": offsets(0, T).to("meta")}, ValueError, "cu_seqlens", "meta"),
+    "scale is an integer beyond every float": ({"scale": 10**400}, ValueError, "scale", "1000"),
+    "l2norm is text": ({"use_qk_l2norm_in_kernel": "False"}, TypeError, "use_qk_l2norm_in_kernel", "str"),
+    "gate is None": ({"use_gate_in_kernel": None}, TypeError, "use_gate_in_kernel", "None"),
+    "sigmoid is a number": ({"use_beta_sigmoid_in_kernel": 1}, TypeError, "use_beta_sigmoid_in_kernel", "int"),
+    "neg_eigval is a list": ({"allow_neg_eigval": []}, TypeError, "allow_neg_eigval", "list"),
+    "state_v_first is a tensor": ({"state_v_first": zeros(2)}, TypeError, "state_v_first", "Tensor"),
     "backend of no such name": ({"backend": "tpu"}, ValueError, "backend", "tpu"),
     "backend is a number": ({"backend": 3}, (TypeError, ValueError), "backend", "3|int"),
     "CUDA asked for CPU tensors": ({"backend": "cuda"}, (ValueError, UnsupportedArchError), "backend", "cpu"),
@@ -123,7 +132,9 @@ BAD_BATCH = {
 def check_bad(function, arguments, kind, name, got):
     """Assert that the call raises `kind` with name, got and takes in the message, and leaves every tensor as it was."""
     __tracebackhide__ = True
-    tensors = {n: x for n, x in arguments.items() if isinstance(x, torch.Tensor) and x.device.type == "cpu"}
+    tensors = {
+        n: x for n, x in arguments.items() if isinstance(x, torch.Tensor) and x.is_cpu and x.layout is torch.strided
+    }
     before = {n: x.clone() for n, x in tensors.items()}
     with pytest.raises(kind) as caught:
         function(**arguments)
@@ -156,6 +167,16 @@ def test_bad_argument(gdn, row, function):
     check_bad(passes(gdn)[function], good(**changes), kind, name, got)
 
 
+@pytest.mark.parametrize(
+    ("function", "flag"), [("rule", "output_final_state"), ("fwd", "output_final_state"), ("fwd", "save_states")]
+)
+def test_bad_flag_of_the_forward_pass(gdn, function, flag):
+    """What says which results are wanted is a bool as well."""
+    check_bad(passes(gdn)[function], good(**{flag: zeros(2)}), TypeError, flag, "Tensor")
+
+
+ARGUMENTS_WITH_GRADIENTS = ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")
+
 BAD_GRADIENTS = {
     "d_o is a number": ({"d_o": 1.0}, TypeError, "d_o", "float"),
     "d_o of another shape": ({"d_o": zeros(1, T, HV, K, dtype=torch.bfloat16)}, ValueError, "d_o", r"\[1, 70, 4, 16\]"),
@@ -178,9 +199,14 @@ BAD_GRADIENTS = {
         "d_final_state",
         "bfloat16",
     ),
+    "saved holds no tensor": ({"saved": "empty"}, TypeError, "saved", "None"),
+    "saved on another device": ({"saved": zeros(2, device="meta")}, ValueError, "saved", "meta"),
+    "saved of another dtype": ({"saved": zeros(2, dtype=torch.float64)}, TypeError, "saved", "float64"),
+    "saved of other shapes": ({"saved": zeros(66)}, ValueError, "saved", "66"),
+    "needs is a tuple": ({"needs": (True,) * 3}, TypeError, "needs", "tuple"),
     "saved is a tensor": ({"saved": zeros(3)}, TypeError, "saved", "Tensor"),
     "needs a state that is not there": (
-        {"needs": (True,) * 8},
+        {"needs": (True,) * len(ARGUMENTS_WITH_GRADIENTS)},
         (TypeError, ValueError),
         "needs",
         "initial_state|tuple",
@@ -193,9 +219,12 @@ def test_bad_argument_of_the_backward_pass(gdn, row):
     """One row of the table of what only the backward pass takes."""
     changes, kind, name, got = BAD_GRADIENTS[row]
     module = gdn.module
-    if "needs" in changes:
-        changes = {"needs": module.Needs(*changes["needs"])}
     saved = module.chunk_gated_delta_rule_fwd(**good())[2]
+    if len(changes.get("needs", ())) == len(ARGUMENTS_WITH_GRADIENTS):
+        changes = {"needs": module.Needs(*changes["needs"])}
+    if row.startswith("saved ") and row != "saved is a tensor":
+        content = changes["saved"]
+        changes = {"saved": type(saved)(content if isinstance(content, torch.Tensor) else None)}
     arguments = {"d_o": base(T, H, HV, K=K, V=V).do, "d_final_state": None, "saved": saved, **good(), **changes}
     check_bad(module.chunk_gated_delta_rule_bwd, arguments, kind, name, got)
 

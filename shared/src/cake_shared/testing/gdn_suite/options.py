@@ -161,6 +161,34 @@ def test_gates_beyond_every_exponent(gdn):
     check_against_reference(gdn.rule, case.with_(g=g))
 
 
+@pytest.mark.parametrize("size", [1e20, 1e-3, 3e38])
+def test_normalisation_of_rows_of_any_size(gdn, size):
+    """A row whose sum of squares overflows FP32 is normalised like any other, next to rows that do not."""
+    case = base(70, 1, 2, K=32, V=32, dtype=torch.float32)
+    q, k = case.q.clone(), case.k.clone()
+    q[:, 5:40] *= 1 / q[:, 5:40].abs().amax(-1, keepdim=True)
+    q[:, 5:40] *= size
+    k[:, 9:50] *= 1 / k[:, 9:50].abs().amax(-1, keepdim=True)
+    k[:, 9:50] *= size
+    case = case.with_(q=q, k=k, options={"use_qk_l2norm_in_kernel": True})
+    results, expected = run(gdn.rule, case), run(written_out, widened(case))
+    for name in ("o", "final_state", "dv", "dg", "dbeta"):
+        assert_near(results[name], expected[name], 1e-5, name)
+    for name, rows in (("dq", slice(5, 40)), ("dk", slice(9, 50))):
+        scaled = [x[name][:, rows].double() * size for x in (results, expected)]
+        assert_near(*scaled, 1e-5 if size < 1e30 else 1e-2, f"{name}, subnormal at the largest size")
+
+
+@pytest.mark.parametrize(("A_log", "raw"), [(1000.0, 1.0), (3e38, 0.0), (1000.0, -1000.0), (88.0, -700.0), (5.0, 3e38)])
+def test_gate_parameters_of_any_size_give_finite_results(gdn, A_log, raw):
+    """Rates beyond every exponent: the decay is zero or one, and no gradient is infinity times zero."""
+    case = base(70, 1, 2, K=32, V=32, dtype=torch.float32)
+    options = {"use_gate_in_kernel": True, "A_log": torch.full((2,), A_log), "dt_bias": torch.zeros(2)}
+    results = run(gdn.rule, case.with_(g=torch.full_like(case.g, raw), options=options))
+    assert all(x.isfinite().all() for x in results.values() if x is not None)
+    assert results["dA_log"].shape == results["ddt_bias"].shape == (2,)
+
+
 def test_a_strong_gate_spoils_no_mild_neighbour(gdn):
     """After one gate of -1e6 the differences of mild cumulative gates keep their digits."""
     case = base(64, 1, 2, K=32, V=32, dtype=torch.float32)

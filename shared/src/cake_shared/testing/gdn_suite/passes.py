@@ -95,3 +95,23 @@ def test_the_final_state_only_on_request(gdn):
     o, final_state, _ = gdn.module.chunk_gated_delta_rule_fwd(*tensors, **keywords)
     assert final_state is None
     assert_bitwise_equal(o, gdn.module.chunk_gated_delta_rule_fwd(*tensors, output_final_state=True, **keywords)[0])
+
+
+def test_a_long_sequence_needs_the_saved_states(gdn):
+    """Without saved states a sequence of several segments gives the gradients of v and h0, and for others an error."""
+    case = base(8200, 1, 1, K=8, V=8)
+    module, tensors = gdn.module, (case.q, case.k, case.v, case.g, case.beta)
+    saved = module.chunk_gated_delta_rule_fwd(*tensors)[2]
+    bare = module.chunk_gated_delta_rule_fwd(*tensors, save_states=False)[2]
+    expected = module.chunk_gated_delta_rule_bwd(case.do, None, saved, *tensors)
+    only_v = module.Needs(False, False, True, False, False, False, False, False)
+    gdn.same(module.chunk_gated_delta_rule_bwd(case.do, None, bare, *tensors, needs=only_v).v, expected.v, "dv")
+    with pytest.raises(ValueError, match="saved: got no states, takes those of the 2 segments"):
+        module.chunk_gated_delta_rule_bwd(case.do, None, bare, *tensors)
+    other = type(saved)(saved.entry_states[:-1])
+    with pytest.raises(ValueError, match="saved: got 129 elements, takes the 130"):
+        module.chunk_gated_delta_rule_bwd(case.do, None, other, *tensors)
+    packed_case = packed(case, (8000, 200))
+    shorter = module.chunk_gated_delta_rule_fwd(*tensors, cu_seqlens=packed_case.cu_seqlens, save_states=False)[2]
+    grads = module.chunk_gated_delta_rule_bwd(case.do, None, shorter, *tensors, cu_seqlens=packed_case.cu_seqlens)
+    assert grads.q.isfinite().all(), "no sequence of this pack has several segments"

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from cake_shared.testing import assert_bitwise_equal
 from cake_shared.testing.gdn_inputs import base, generator, packed, states
@@ -122,3 +123,30 @@ def test_parameters_and_offsets_of_any_kind(gdn):
     results = run(gdn.rule, case.with_(options=options, cu_seqlens=spread))
     for result, value in expected.items():
         assert_bitwise_equal(results[result], value, result)
+
+
+def test_fake_tensors_get_shapes_and_leave_nothing_behind(gdn):
+    """Under a fake mode, and on fake tensors outside it, only shapes are computed; a real call afterwards is right."""
+    case = full_case()
+    expected = run(gdn.rule, case)
+    mode = FakeTensorMode()
+    fakes = {name: mode.from_tensor(getattr(case, name)) for name in ("q", "k", "v", "g", "beta", "cu_seqlens")}
+    offsets = fakes.pop("cu_seqlens")
+    for around in (mode, contextlib.nullcontext()):
+        with around:
+            o, final_state = gdn.rule(*fakes.values(), cu_seqlens=offsets, output_final_state=True)
+        assert o.shape == case.v.shape
+        assert final_state.shape == expected["final_state"].shape
+        assert {type(o), type(final_state)} == {type(offsets)}
+    results = run(gdn.rule, case)
+    for result, value in expected.items():
+        assert_bitwise_equal(results[result], value, result)
+
+
+def test_vmap_is_a_loop(gdn):
+    """Without gradients `torch.vmap` over a call equals calls one by one."""
+    case = base(70, 2, 4, K=32, V=32)
+    values = torch.stack([case.v, case.v.flip(1)])
+    results = torch.vmap(lambda v: gdn.rule(case.q, case.k, v, case.g, case.beta)[0])(values)
+    for result, v in zip(results, values):
+        assert_bitwise_equal(result, gdn.rule(case.q, case.k, v, case.g, case.beta)[0], "o")

@@ -276,3 +276,24 @@ def test_meta_and_fake_tensors_take_the_operator():
     with FakeTensorMode():
         logits = det.router_forward(torch.empty(5, 40), torch.empty(24, 40))
     assert (logits.shape, logits.dtype) == ((5, 24), FP32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_mode_is_refused(kind):
+    """A tangent is not dropped in silence: the error names the argument that carries it."""
+    function, x, w, _ = case(kind)
+    with torch.autograd.forward_ad.dual_level():
+        tangent = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(RuntimeError, match="x: got a tensor with a forward-mode tangent, takes one without"):
+            function(tangent, w)
+        function(x, w)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_vmap_is_a_loop(kind):
+    """Without gradients `torch.vmap` over a call equals calls one by one."""
+    function, x, w, _ = case(kind)
+    x, w = x.detach(), w.detach()
+    many = torch.stack([x, x.flip(0)])
+    for y, one in zip(torch.vmap(lambda x: function(x, w))(many), many):
+        assert_bitwise_equal(y, function(one, w))

@@ -210,6 +210,11 @@ def test_the_table_covers_every_public_function():
         (torch.zeros(8, 16, device="meta"), ValueError, r"main_grad: got device meta"),
         (fp32(8, 16).requires_grad_(), ValueError, r"main_grad: got a tensor that requires grad"),
         (strided(8, 16, 17, FP32), ValueError, r"main_grad: got strides \[17, 1\]"),
+        (
+            fp32(129)[1:].view(8, 16),
+            ValueError,
+            r"main_grad: got a start at address 0x[0-9a-f]+, takes a start aligned",
+        ),
         ("no", TypeError, r"main_grad: got str"),
     ],
 )
@@ -289,6 +294,25 @@ def test_neighbouring_columns_of_one_buffer_are_no_overlap():
     heads = torch.ones(6, 2, 32, dtype=BF16).transpose(0, 1)
     det.dense_projection_det_gemm(heads[:, :, :8], torch.ones(2, 8, 8, dtype=BF16), heads[:, :, 16:24])
     assert bool((heads[:, :, 16:24] == 8).all())
+
+
+def test_overlap_is_seen_across_storages():
+    """Two tensors on one NumPy buffer have storages of their own and yet share memory."""
+    numbers = torch.zeros(64, 16, dtype=torch.int16).numpy()
+    a, out = (torch.from_numpy(numbers[start : start + 16]).view(BF16) for start in (0, 8))
+    apart = torch.from_numpy(numbers[16:32]).view(BF16)
+    with pytest.raises(ValueError, match="out: shares memory with a, takes a tensor of its own"):
+        det.dense_projection_det_gemm(a, bf16(16, 16), out)
+    assert det.dense_projection_det_gemm(a, bf16(16, 16), apart) is apart
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name.startswith("prepare_")])
+def test_plans_are_made_for_plain_tensors_in_memory(name):
+    """A plan launches on memory: tensors without any are refused by name."""
+    first = next(iter(FUNCTIONS[name][0]))
+    meta = {n: x.to("meta") if isinstance(x, torch.Tensor) else x for n, x in FUNCTIONS[name][0].items()}
+    with pytest.raises(ValueError, match=rf"{first}: got a Tensor on meta, takes a plain tensor in memory"):
+        getattr(det, name)(**meta)
 
 
 class OnCuda:

@@ -173,6 +173,19 @@ def test_main_grad_is_left_alone_without_a_wanted_gradient():
     assert not hasattr(dense.weight, "main_grad")
 
 
+def test_main_grad_refuses_a_weight_that_is_computed_from_others():
+    """Its gradient would end in `main_grad`, and what the weight is computed from would never get one."""
+    _, dense = fused()
+    flat = torch.nn.Parameter(dense.weight.detach().flatten().clone())
+    with pytest.raises(RuntimeError, match=r"weight: got a tensor computed .* takes a parameter of its own"):
+        torch.func.functional_call(dense, {"weight": flat.view_as(dense.weight)}, normal(3, 40))
+    torch.nn.utils.parametrizations.weight_norm(dense)
+    with pytest.raises(RuntimeError, match="weight: got a tensor computed from others"):
+        dense(normal(3, 40))
+    with torch.no_grad():
+        assert dense(normal(3, 40)).shape == (3, dense.out_features)
+
+
 def test_main_grad_stays_out_of_state_dict_and_copies():
     _, dense = fused()
     dense(normal(3, 40)).sum().backward()

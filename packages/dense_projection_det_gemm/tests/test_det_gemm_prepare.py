@@ -1,6 +1,8 @@
 """Plans: what they state, that they depend on the shape alone, and that `launch()` allocates nothing."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -130,3 +132,11 @@ def test_split_products_keep_what_fp32_can_see():
     assert split_products(3, 3) == ((3, 1), (2, 2), (1, 3), (2, 1), (1, 2), (1, 1))
     assert split_products(1, 3) == ((1, 3), (1, 2), (1, 1))
     assert split_products(3, 1) == ((3, 1), (2, 1), (1, 1))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_plan_is_not_copied(duplicate):
+    """A copy would launch into the memory of the original and return another output."""
+    plan = det.prepare_forward(normal(3, 40), normal(24, 40))
+    with pytest.raises(TypeError, match="Prepared: got asked for a copy or a pickle, takes neither"):
+        duplicate(plan)

@@ -103,8 +103,7 @@ def check_no_overlap(out_name, out, **inputs):
 
 
 def _may_overlap(left, right):
-    if left.untyped_storage().data_ptr() != right.untyped_storage().data_ptr():
-        return False
+    # By addresses, not by storage: two storages may be windows on one buffer (NumPy, DLPack).
     spans = []
     for t in (left, right):
         start = t.data_ptr()

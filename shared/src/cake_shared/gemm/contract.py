@@ -2,8 +2,9 @@
 
 import torch
 
+from cake_shared.dispatch import is_plain
 from cake_shared.gemm import check
-from cake_shared.gemm.layout import major_axis
+from cake_shared.gemm.layout import is_aligned, major_axis
 
 _BF16, _FP32 = torch.bfloat16, torch.float32
 
@@ -133,6 +134,11 @@ def check_main_grad(main_grad, w):
         raise ValueError(
             f"main_grad: got strides {list(main_grad.stride())} for shape {list(main_grad.shape)}, takes unit stride "
             "on one axis and a multiple of 8 elements on the other"
+        )
+    if is_plain(main_grad) and not torch.compiler.is_compiling() and not is_aligned(main_grad):
+        raise ValueError(
+            f"main_grad: got a start at address {main_grad.data_ptr():#x}, takes a start aligned to "
+            f"{check.ALIGNMENT_BYTES} bytes (in a flat buffer, an offset that is a multiple of 4 FP32 elements)"
         )
     if main_grad.requires_grad:
         raise ValueError("main_grad: got a tensor that requires grad, takes one that does not")

@@ -38,6 +38,10 @@ class Prepared:
             self._run()
         return self.out
 
+    def __reduce__(self):
+        """Refuse copies and pickles: they would launch into the memory of the original and return another `out`."""
+        raise TypeError("Prepared: got asked for a copy or a pickle, takes neither; prepare another one")
+
     def __repr__(self):
         return f"Prepared({self.plan!r})"
 

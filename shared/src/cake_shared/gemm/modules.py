@@ -55,9 +55,15 @@ class DenseProjectionBase(nn.Module):
         return y if self.bias is None else y + self.bias
 
     def _main_grad_of_weight(self):
-        if not (self.accumulate_main_grad and torch.is_grad_enabled() and self.weight.requires_grad):
+        weight = self.weight
+        if not (self.accumulate_main_grad and torch.is_grad_enabled() and weight.requires_grad):
             return None
-        grad = getattr(self.weight, "main_grad", None)
+        if not torch.compiler.is_compiling() and not weight.is_leaf:
+            raise RuntimeError(
+                "weight: got a tensor computed from others (a parametrization, a view of a flat parameter), takes a "
+                "parameter of its own under accumulate_main_grad=True: the gradient would never reach the others"
+            )
+        grad = getattr(weight, "main_grad", None)
         if grad is None and torch.compiler.is_compiling():
             raise RuntimeError("weight.main_grad: got None under torch.compile; call allocate_main_grad() beforehand")
         return self.allocate_main_grad() if grad is None else grad

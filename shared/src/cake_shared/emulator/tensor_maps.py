@@ -76,6 +76,8 @@ def tensor_map(
     if name not in _TYPES:
         raise ValueError(f"dtype: got {name!r}, takes one of {', '.join(_TYPES)}")
     shape = tuple(array.shape)[::-1] if dims is None else tuple(dims)
+    if not 1 <= len(shape) <= 5:
+        raise ValueError(f"dims: got a tensor of rank {len(shape)}, takes 1 to 5")
     if strides_bytes is None:
         steps = array.stride() if hasattr(array, "stride") else tuple(s // array.itemsize for s in array.strides)
         size = array.element_size() if hasattr(array, "element_size") else array.itemsize

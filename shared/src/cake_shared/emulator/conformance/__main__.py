@@ -20,6 +20,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=pathlib.Path, help="write the results here as JSON")
     parser.add_argument("--only", default="", help="only programs whose name or family contains this text")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="emulator runs side by side")
+    parser.add_argument("--commit", help="the commit to name in the results, where the sources lie outside of git")
     parser.add_argument("--list", action="store_true", help="print the programs and stop")
     return parser.parse_args(argv)
 
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     against = "the GPU and NumPy" if arguments.device else "NumPy"
     print(f"{agreeing} of {len(entries)} programs agree with {against}")
     if arguments.out:
-        result = {"environment": environment(arguments.device), "programs": entries}
+        result = {"environment": environment(arguments.device, arguments.commit), "programs": entries}
         arguments.out.write_text(json.dumps(result, indent=1, sort_keys=False) + "\n")
     return 0 if agreeing == len(entries) else 1
 

@@ -147,15 +147,15 @@ def judge(program: Program, emulated: Side, measured: Side | None) -> dict:
     return entry
 
 
-def environment(with_device: bool) -> dict:
-    """What a result depends on: versions, commit, and the GPU where there is one."""
+def environment(with_device: bool, commit: str | None = None) -> dict:
+    """What a result depends on: versions, commit (asked of git unless given), and the GPU where there is one."""
     git = ("git", "-C", str(pathlib.Path(__file__).parent))
     facts = {
         "cake_shared": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "machine": platform.machine(),
-        "commit": _command(*git, "rev-parse", "HEAD"),
+        "commit": commit or _command(*git, "rev-parse", "HEAD"),
         "uncommitted_changes": bool(
             _command(
                 "git", "-C", str(pathlib.Path(__file__).parent), "status", "--porcelain", "--untracked-files=no", "."

@@ -239,6 +239,14 @@ void h_tensor_copy(Warp& w, const Ins& i) {
       fault("IllegalInstruction", "the box starts " + std::to_string(coordinates[0] * static_cast<i64>(box.size)) +
             " bytes into the innermost dimension, a multiple of 16 is taken", l);
     }
+    if ((move == Move::Store || move == Move::Reduce) && coordinates[0] < 0) {
+      fault("IllegalInstruction", "the box starts at " + std::to_string(coordinates[0]) +
+            " in the innermost dimension: an H200 refuses to write from before the tensor's start", l);
+    }
+    if (map.swizzle_bytes && box.row_bytes < map.swizzle_bytes) {
+      fault("IllegalInstruction", "a box of " + std::to_string(box.row_bytes) + " bytes along the innermost dimension under a swizzle of " +
+            std::to_string(map.swizzle_bytes) + " is not modelled", l);
+    }
     check_global(w, box, move == Move::Store ? Rw::Write : move == Move::Reduce ? Rw::Atomic : Rw::Read, l);
     if (move == Move::Prefetch) return;
     ++w.stats->async_copies;

@@ -137,7 +137,6 @@ LOADS = [
     Copy("2d u8 128B", "u8", (200, 20), (128, 8), (112, 9), 128),
     Copy("2d u32 64B", "u32", (30, 20), (16, 20), (20, 1), 64),
     Copy("2d u64 128B", "u64", (30, 9), (16, 8), (2, 2), 128),
-    Copy("2d bf16 box inner below the swizzle span", "bf16", (64, 32), (32, 16), (16, 4), 128),
     Copy("3d bf16 128B", "bf16", (72, 12, 5), (64, 8, 3), (24, 6, 3), 128),
     Copy("3d f32 64B", "f32", (20, 7, 6), (16, 4, 2), (-4, 5, 4), 64),
     Copy("4d u16 32B", "u16", (24, 5, 4, 3), (16, 4, 2, 2), (8, 2, -1, 2), 32),
@@ -149,13 +148,13 @@ LOADS = [
 STORES = [
     Copy("1d u32", "u32", (50,), (32,), (28,)),
     Copy("2d bf16", "bf16", (40, 20), (16, 8), (32, 15)),
-    Copy("2d bf16 32B", "bf16", (40, 20), (16, 8), (-8, -2), 32),
+    Copy("2d bf16 32B", "bf16", (40, 20), (16, 8), (32, 14), 32),
     Copy("2d bf16 64B", "bf16", (72, 40), (32, 16), (48, 30), 64),
     Copy("2d bf16 128B", "bf16", (136, 40), (64, 16), (64, 5), 128),
     Copy("2d f32 128B", "f32", (40, 20), (32, 16), (20, 10), 128),
     Copy("3d u8 128B", "u8", (144, 6, 4), (128, 4, 2), (32, 3, 1), 128),
-    Copy("4d f32", "f32", (20, 4, 3, 3), (8, 2, 2, 2), (16, -1, 2, 0)),
-    Copy("5d u64 64B", "u64", (12, 3, 3, 2, 2), (8, 2, 2, 2, 2), (2, 2, 1, -1, 1), 64),
+    Copy("4d f32", "f32", (20, 4, 3, 3), (8, 2, 2, 2), (16, 3, 2, 0)),
+    Copy("5d u64 64B", "u64", (12, 3, 3, 2, 2), (8, 2, 2, 2, 2), (6, 2, 2, 1, 1), 64),
 ]
 
 
@@ -191,9 +190,9 @@ REDUCTIONS: list[tuple[str, Copy, Callable[[Array, Array], Array]]] = [
     for op in ("add", "min", "max", "and", "or", "xor", "inc", "dec")
 ]
 REDUCTIONS += [
-    ("add", Copy("add s32", "s32", (40, 12), (16, 8), (-4, 6)), _integer_reduction("add", None)),
-    ("min", Copy("min s32", "s32", (40, 12), (16, 8), (-4, 6)), _integer_reduction("min", "int32")),
-    ("max", Copy("max s32", "s32", (40, 12), (16, 8), (-4, 6)), _integer_reduction("max", "int32")),
+    ("add", Copy("add s32", "s32", (40, 12), (16, 8), (28, 6)), _integer_reduction("add", None)),
+    ("min", Copy("min s32", "s32", (40, 12), (16, 8), (28, 6)), _integer_reduction("min", "int32")),
+    ("max", Copy("max s32", "s32", (40, 12), (16, 8), (28, 6)), _integer_reduction("max", "int32")),
     ("add", Copy("add u64", "u64", (40, 12), (16, 8), (28, 6)), _integer_reduction("add", None)),
     ("min", Copy("min s64", "s64", (40, 12), (16, 8), (28, 6)), _integer_reduction("min", "int64")),
     ("add", Copy("add f32 128B", "f32", (40, 12), (32, 8), (20, 6), 128), _f32_add),
@@ -429,24 +428,40 @@ def build_multicasts() -> Case:
     return Case(lambda: ptx_text.module(*entries), {"tensor": joined, "out": out}, launches, checks)
 
 
-def _build_unaligned(copy: Copy) -> Case:
-    """A load whose innermost start is no multiple of 16 bytes: an H200 answers with an illegal instruction."""
-    args = (copy.map_arg("tensor"), Ptr("out"), *_coordinates(copy))
-    launch = Launch("load", (1, 1, 1), (THREADS, 1, 1), args, shared_bytes=_barrier_offset(copy.box_bytes) + 16)
-    buffers = {"tensor": np.zeros(_tensors([copy], 1)[0].size, np.uint8), "out": np.zeros(copy.box_bytes, np.uint8)}
+def _build_refused(copy: Copy, store: bool) -> Case:
+    """A copy that an H200 answers with an illegal instruction."""
+    args = (copy.map_arg("tensor"), Ptr("data", const=store), *_coordinates(copy))
+    launch = Launch("k", (1, 1, 1), (THREADS, 1, 1), args, shared_bytes=_barrier_offset(copy.box_bytes) + 16)
+    buffers = {"tensor": np.zeros(copy.tensor_bytes, np.uint8), "data": np.zeros(copy.box_bytes, np.uint8)}
     refused = Refusal("IllegalInstruction", "CUDA_ERROR_ILLEGAL_INSTRUCTION")
-    return Case(lambda: ptx_text.module(load_kernel("load", copy)), buffers, [launch], [], refused)
+    kernel = store_kernel("k", copy) if store else load_kernel("k", copy)
+    return Case(lambda: ptx_text.module(kernel), buffers, [launch], [], refused)
 
 
-UNALIGNED = [
-    Copy("f32 before the start", "f32", (50, 8), (32, 4), (-9, 0)),
-    Copy("bf16 inside", "bf16", (72, 20), (64, 8), (3, 2), 128),
+# Starts of the innermost dimension that are no multiple of 16 bytes; and, for stores alone, negative ones.
+REFUSED = [
+    (False, Copy("unaligned start, before the tensor", "f32", (50, 8), (32, 4), (-9, 0))),
+    (False, Copy("unaligned start, inside", "bf16", (72, 20), (64, 8), (3, 2), 128)),
+    (True, Copy("store, negative inner start", "bf16", (40, 20), (16, 8), (-8, 2), 32)),
+]
+# Each in a program of its own.
+NEGATIVE_OUTER_STORES = [
+    Copy("4d f32", "f32", (20, 4, 3, 3), (8, 2, 2, 2), (16, -1, 2, 0)),
+    Copy("5d u64 64B", "u64", (12, 3, 3, 2, 2), (8, 2, 2, 2, 2), (2, 2, 1, -1, 1), 64),
 ]
 
 PROGRAMS = [
     *(
-        Program(f"tensor copy unaligned start, {copy.name}", "tensor copies", lambda copy=copy: _build_unaligned(copy))
-        for copy in UNALIGNED
+        Program(f"tensor copy refused: {copy.name}", "tensor copies", lambda c=copy, s=store: _build_refused(c, s))
+        for store, copy in REFUSED
+    ),
+    *(
+        Program(
+            f"tensor store, negative outer start, {copy.name}",
+            "tensor copies",
+            lambda c=copy: _build_writes([(None, c, None)], 71),
+        )
+        for copy in NEGATIVE_OUTER_STORES
     ),
     Program("tensor copy loads", "tensor copies", build_loads),
     Program("tensor copy stores", "tensor copies", build_stores),

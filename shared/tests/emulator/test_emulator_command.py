@@ -1,0 +1,79 @@
+"""The emulator's command line: what it prints, and that wrong arguments end with a sentence."""
+
+import pytest
+
+from cake_shared.emulator.__main__ import main
+
+KERNELS = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry store(.param .u64 out, .param .f32 value)
+{
+    .reg .b64 %rd<4>; .reg .f32 %f1; .reg .b32 %r1;
+    ld.param.u64 %rd1, [out];
+    ld.param.f32 %f1, [value];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.u64 %rd3, %rd1, %rd2;
+    st.global.f32 [%rd3], %f1;
+    ret;
+}
+.visible .entry nothing() { ret; }
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "kernels.ptx"
+    path.write_text(KERNELS)
+    return str(path)
+
+
+def test_a_run_prints_counters_and_the_arrays_asked_for(file, capsys):
+    arguments = ["--kernel", "store", "--block", "4", "--arg", "f32:4", "--arg", "2.5", "--dump", "0", "--lines", "1"]
+    assert main(["run", file, *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert "bytes global_write  16" in shown
+    assert "argument 0: [2.5 2.5 2.5 2.5]" in shown
+
+
+def test_the_kernels_are_listed(file, capsys):
+    assert main(["list", file]) == 0
+    assert "store(.u64[8] out, .f32[4] value): " in capsys.readouterr().out
+
+
+def test_a_detector_that_fires_gives_status_one(file, capsys):
+    assert main(["run", file, "--kernel", "store", "--arg", "f32:4", "--arg", "1"]) == 1
+    assert "OutOfBounds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--kernel: one of "),
+        (["--kernel", "stor"], "'stor' names 0 kernels"),
+        (["--kernel", "store", "--arg", "f32:4"], "the kernel takes 2 parameters, got 1"),
+        (["--kernel", "store", "--arg", "f32:many"], "--arg 0: takes DTYPE:COUNT"),
+        (["--kernel", "store", "--arg", "many"], "--arg 0: takes a number or DTYPE:COUNT, got 'many'"),
+        (["--kernel", "store", "--arg", "f32:4:nowhere"], "nowhere"),
+        (["--kernel", "store", "--block", "4", "--arg", "f32:4", "--arg", "1", "--dump", "1"], "--dump: got 1, takes"),
+    ],
+)
+def test_wrong_arguments_end_with_a_sentence(file, arguments, message, capsys):
+    assert main(["run", file, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_files_and_architectures_that_are_not_there(file, tmp_path, capsys):
+    assert main(["run", str(tmp_path / "absent.ptx")]) == 2
+    assert "absent.ptx" in capsys.readouterr().err
+    assert main(["run", file, "--target", "sm_80"]) == 1
+    assert "the text is for sm_90a, the target is sm_80" in capsys.readouterr().err
+
+
+def test_a_size_that_is_no_number_is_refused_by_name(file, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", file, "--block", "4x"])
+    assert "argument --block: takes whole numbers with commas between, got '4x'" in capsys.readouterr().err

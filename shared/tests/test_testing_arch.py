@@ -167,6 +167,10 @@ def test_build_command_says_what_is_missing(checkout, capsys, monkeypatch):
     assert f"{NAME}: {NAME} has no CUDA program for sm_100a" in capsys.readouterr().err
     assert cli.main(NAME, ["build", "--arch", "sm_1"]) == 1
     assert "'sm_1' is not known" in capsys.readouterr().err
+    assert cli.main(NAME, ["build", "--arch", "sm_90a", "--arch", "sm_1"]) == 1
+    output = capsys.readouterr()
+    assert "'sm_1' is not known" in output.err
+    assert not output.out, "a wrong name is refused before anything is compiled"
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert cli.main(NAME, ["build"]) == 1
     assert "no CUDA device here: name what to build for, --arch sm_90a" in capsys.readouterr().err
@@ -174,5 +178,20 @@ def test_build_command_says_what_is_missing(checkout, capsys, monkeypatch):
     programs_of.cache_clear()
     assert cli.main(NAME, ["build", "--arch", "sm_90a"]) == 0
     assert capsys.readouterr().out == f"{NAME}: no CUDA programs, nothing to compile\n"
+    assert cli.main(NAME, ["build", "--arch", "sm_1"]) == 1
     with pytest.raises(SystemExit):
         cli.main(NAME, [])
+
+
+def test_build_command_keeps_what_it_builds_or_fails(checkout, nvcc, capsys, monkeypatch, tmp_path):
+    """Neither a folder that cannot be made nor a cache that cannot be written passes for success."""
+    file = tmp_path / "file"
+    file.touch()
+    assert cli.main(NAME, ["build", "--arch", "sm_90a", "--out", str(file)]) == 1
+    assert f"{NAME}: --out: got {file}, takes a folder that can be written" in capsys.readouterr().err
+    monkeypatch.setenv("CAKE_CACHE_DIR", str(file / "cache"))
+    assert cli.main(NAME, ["build", "--arch", "sm_90a"]) == 1
+    output = capsys.readouterr()
+    assert "cannot be written" in output.err
+    assert "remedy: set CAKE_CACHE_DIR" in output.err
+    assert not output.out

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from pathlib import Path
 
 from cake_shared.errors import BuildError, UnsupportedArchError
 from cake_shared.program import programs_of
-from cake_shared.target import TARGETS, target_of
+from cake_shared.target import TARGETS, target_named, target_of
 
 
 def _architecture_here() -> str:
@@ -19,15 +20,30 @@ def _architecture_here() -> str:
     return target_of().name
 
 
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"--out: got {out}, takes a folder that can be written ({error.strerror})") from None
+
+
 def _build(package: str, architectures: list[str], out: Path | None) -> None:
     from cake_shared import jit
 
+    # Before any compilation, which takes minutes: a name that is wrong, and a place where nothing can be kept.
+    for architecture in architectures:
+        target_named(architecture)
     if not programs_of(package).records:
         print(f"{package}: no CUDA programs, nothing to compile")
         return
+    if out is not None:
+        _make_folder(out)
     for architecture in architectures or [_architecture_here()]:
         if out is None:
-            entry = jit.build_module(package, architecture)
+            with warnings.catch_warnings():
+                # A module that is built for this process alone would be gone with it.
+                warnings.simplefilter("error", RuntimeWarning)
+                entry = jit.build_module(package, architecture)
         else:
             entry = jit.build_module_into(package, architecture, out)
         print(f"{package}: {architecture}: {entry}")
@@ -67,7 +83,7 @@ def main(package: str, arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         _build(package, options.arch, options.out)
-    except (BuildError, UnsupportedArchError) as error:
+    except (BuildError, UnsupportedArchError, RuntimeWarning) as error:
         print(f"{package}: {error}", file=sys.stderr)
         return 1
     return 0

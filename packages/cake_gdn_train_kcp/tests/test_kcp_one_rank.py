@@ -150,6 +150,7 @@ BAD_PLACES = {
         "3",
     ),
     "another backend": ({"backend": "cuda"}, UnsupportedArchError, "backend", "cuda"),
+    "a flag is text": ({"output_final_state": "False"}, TypeError, "output_final_state", "str"),
 }
 
 

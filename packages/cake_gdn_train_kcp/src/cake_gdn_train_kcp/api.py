@@ -9,7 +9,7 @@ from cake_gdn_train import chunk_gated_delta_rule as single_rank_rule
 from cake_gdn_train_kcp.check import check_rank, cuts_of, make_place
 from cake_gdn_train_kcp.ops import run_eager, run_operator
 from cake_gdn_train_kcp.plan import Shard
-from cake_shared.check import check_backend, kind_of
+from cake_shared.check import check_backend, check_flag, kind_of
 from cake_shared.gdn.options import make_call
 
 
@@ -123,10 +123,11 @@ def chunk_gated_delta_rule(
         allow_neg_eigval,
         state_v_first,
     )
+    check_flag("output_final_state", output_final_state)
     cuts = cuts_of(shards)
     if torch.compiler.is_compiling():
         check_backend(backend)
-        return run_operator(inputs, options, bool(output_final_state), cuts, group.group_name)
+        return run_operator(inputs, options, output_final_state, cuts, group.group_name)
     place = make_place(group, cu_seqlens, cuts, shards)
     check_rank(inputs, options, place, backend)
-    return run_eager(place, inputs, options, bool(output_final_state))
+    return run_eager(place, inputs, options, output_final_state)

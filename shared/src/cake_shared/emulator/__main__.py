@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from cake_shared.emulator import EmulatorError, Module, Options
-from cake_shared.errors import BuildError
+from cake_shared.errors import BuildError, UnsupportedArchError
 
 _DTYPES = {
     "f16": "float16", "f32": "float32", "f64": "float64", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -18,7 +19,10 @@ _DTYPES = {
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes whole numbers with commas between, got {text!r}") from None
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -31,8 +35,8 @@ def _pair(text: str) -> tuple[int, int]:
 def _array(name: str, spec: str, rng: np.random.Generator) -> np.ndarray:
     """Return the array of `dtype:count[:fill]`; fill is zeros, ones, arange, normal or a file of raw bytes or .npy."""
     parts = spec.split(":")
-    if parts[0] not in _DTYPES or len(parts) not in (2, 3):
-        raise SystemExit(
+    if parts[0] not in _DTYPES or len(parts) not in (2, 3) or not parts[1].isdecimal():
+        raise ValueError(
             f"{name}: takes DTYPE:COUNT[:zeros|ones|arange|normal|FILE], DTYPE of {', '.join(_DTYPES)}; got {spec!r}"
         )
     dtype, count, fill = np.dtype(_DTYPES[parts[0]]), int(parts[1]), parts[2] if len(parts) == 3 else "zeros"
@@ -45,11 +49,19 @@ def _array(name: str, spec: str, rng: np.random.Generator) -> np.ndarray:
     if fill not in values:
         loaded = np.load(fill).reshape(-1) if fill.endswith(".npy") else np.fromfile(fill, dtype)
         if loaded.size != count:
-            raise SystemExit(f"{name}: {fill} has {loaded.size} elements, {count} are asked for")
+            raise ValueError(f"{name}: {fill} has {loaded.size} elements, {count} are asked for")
         return loaded.astype(dtype)
     if parts[0] == "bf16":
         return (values[fill]().astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return values[fill]().astype(dtype)
+
+
+def _number(name: str, spec: str) -> int | float:
+    whole = re.fullmatch(r"[+-]?(0x[0-9a-fA-F]+|\d+)", spec)
+    try:
+        return int(spec, 16 if "x" in spec else 10) if whole else float(spec)
+    except ValueError:
+        raise ValueError(f"{name}: takes a number or DTYPE:COUNT, got {spec!r}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,11 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--flag", action="append", default=[], help="further flag for nvcc")
     run.add_argument(
-        "--order", choices=("eager", "lazy", "random"), default="eager", help="completion of asynchronous operations"
+        "--order",
+        choices=("eager", "lazy", "random"),
+        default="eager",
+        help="when copies and the like complete (eager)",
     )
-    run.add_argument("--seed", type=int, default=0)
-    run.add_argument("--detect", choices=("all", "cheap", "none"), default="all")
-    run.add_argument("--threads", type=int, default=1)
+    run.add_argument("--seed", type=int, default=0, help="of `--order random` and of `normal` arrays (0)")
+    run.add_argument("--detect", choices=("all", "cheap", "none"), default="all", help="which detectors watch (all)")
+    run.add_argument("--threads", type=int, default=1, help="threads that the CTAs are spread over (1)")
     run.add_argument("--trace", type=_pair, metavar="CTA,WARP", help="print every instruction of one warp to stderr")
     run.add_argument("--stop", type=int, metavar="LINE", help="stop when a PTX line is reached")
     run.add_argument(
@@ -104,7 +119,7 @@ def _run(arguments: argparse.Namespace) -> int:
     kernel = arguments.kernel
     if kernel is None:
         if len(module.kernels) != 1:
-            raise SystemExit(f"--kernel: one of {', '.join(module.kernels)}")
+            raise ValueError(f"--kernel: one of {', '.join(module.kernels)}")
         kernel = next(iter(module.kernels))
     rng = np.random.default_rng(arguments.seed)
     values = []
@@ -112,7 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if ":" in spec:
             values.append(_array(f"--arg {position}", spec, rng))
         else:
-            values.append(float(spec) if any(c in spec for c in ".eE") and not spec.startswith("0x") else int(spec, 0))
+            values.append(_number(f"--arg {position}", spec))
     options = Options(
         order=arguments.order,
         seed=arguments.seed,
@@ -139,12 +154,14 @@ def _run(arguments: argparse.Namespace) -> int:
     for line, count in sorted(report.by_line.items(), key=lambda item: -item[1])[: arguments.lines]:
         print(f"{count:>12}  {line:>6}  {lines[line - 1].strip()}")
     for position in arguments.dump:
+        if position not in range(len(values)) or not isinstance(values[position], np.ndarray):
+            raise ValueError(f"--dump: got {position}, takes the position, from 0, of an array among the --arg")
         print(f"argument {position}: {values[position]}")
     return 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 1 when a detector fires or the file cannot be compiled."""
+    """Run the command; 1 when a detector fires or the file cannot be compiled, 2 for arguments that do not fit."""
     arguments = _parser().parse_args(argv)
     try:
         if arguments.command == "run":
@@ -157,6 +174,10 @@ def main(argv: list[str] | None = None) -> int:
     except (EmulatorError, BuildError) as error:
         print(error, file=sys.stderr)
         return 1
+    except (OSError, KeyError, TypeError, ValueError, UnsupportedArchError) as error:
+        # str() of a KeyError would quote its sentence.
+        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

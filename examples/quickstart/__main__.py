@@ -30,13 +30,20 @@ HELP = {
 }
 
 
+class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to an option's help, unless it is none or off."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
 def parser() -> argparse.ArgumentParser:
     """The options; the settings' defaults are those of `Config`."""
     options = argparse.ArgumentParser(
         prog="quickstart",
         description="Trains a small byte-level Gated DeltaNet on packed documents, then proves that the bits repeat: "
         "again, stopped and resumed, and wherever a document lies in its pack.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=HelpWithDefaults,
     )
     for field in dataclasses.fields(Config):
         options.add_argument(
@@ -49,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--out", type=Path, metavar="DIR", help="new folder for the results (default: runs/quickstart)"
     )
-    options.add_argument("--resume", type=Path, metavar="DIR", help="go on with the stopped run in this folder")
+    options.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on with the stopped run in this folder, with its settings"
+    )
     options.add_argument("--stop-at", type=int, metavar="STEP", help="stop after this step, as Ctrl-C would")
     options.add_argument("--no-proofs", action="store_true", help="train only")
     # The runs that a proof starts: their name, lines instead of a bar, no proofs and no advice of their own.
@@ -73,6 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
 def start(options: argparse.Namespace) -> int:
     """Makes or resumes the run that the options describe, trains it, and proves what it promised."""
     state = read_checkpoint(options.resume) if options.resume else None
+    if state:
+        keep_settings(options, state)
     config = Config(
         **(state["config"] if state else {f.name: getattr(options, f.name) for f in dataclasses.fields(Config)})
     )
@@ -119,6 +130,18 @@ def start(options: argparse.Namespace) -> int:
     return 0 if all(proof.holds for proof in proofs) else 1
 
 
+def keep_settings(options: argparse.Namespace, state: dict):
+    """Raises `ValueError` where an option asks for another setting than that of the run to be resumed."""
+    settings = {**state["config"], "backend": state["backend"]}
+    defaults = {field.name: field.default for field in dataclasses.fields(Config)} | {"backend": "auto"}
+    for name, value in settings.items():
+        got = getattr(options, name)
+        if got not in (value, defaults[name]):
+            raise ValueError(f"{name}: got {got}, takes {value}, the setting of the run in {options.resume}")
+    if options.out is not None:
+        raise ValueError(f"out: got {options.out}, takes nothing with resume: the run goes on in {options.resume}")
+
+
 def introduce(run: Run, reason: str, folder: Path):
     """Says what is about to be trained, on what, where, and why there."""
     config, corpus = run.config, run.corpus
@@ -129,7 +152,7 @@ def introduce(run: Run, reason: str, folder: Path):
     print(f"Backend:  {run.backend}, {THREADS} thread a run: {reason}")
     print(
         f"Text:     {corpus.source}: {len(corpus.train)} documents to train on, {len(corpus.held_out)} held out, "
-        f"{corpus.bytes_total / 1e6:.1f} MB"
+        + (f"{corpus.bytes_total / 1e6:.1f} MB" if corpus.bytes_total >= 1e6 else f"{corpus.bytes_total / 1e3:.1f} kB")
     )
     print(
         f"Packs:    {config.steps} of {config.tokens} bytes; {len(documents)} documents of {lengths[0]} to "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cake_shared.bench.environment import describe_environment
 from quickstart.proofs import Proof
-from quickstart.train import Run
+from quickstart.train import CHECKPOINT, Run
 
 REPORT, PLOT = "report.json", "loss.png"
 UNIFORM = "guessing all 256 bytes alike costs ln 256 = 5.545"
@@ -20,9 +20,8 @@ def new_folder(asked: Path | None) -> Path:
     """
     if asked is not None:
         if asked.exists() and (not asked.is_dir() or any(asked.iterdir())):
-            raise FileExistsError(
-                f"out: {asked} is there already, takes a new or an empty folder (or --resume {asked})"
-            )
+            advice = f" (or --resume {asked})" if (asked / CHECKPOINT).is_file() else ""
+            raise FileExistsError(f"out: {asked} is there already, takes a new or an empty folder{advice}")
         asked.mkdir(parents=True, exist_ok=True)
         return asked
     number = 1

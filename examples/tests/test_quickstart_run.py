@@ -181,7 +181,10 @@ def test_folders_are_never_reused(tmp_path, monkeypatch):
     assert [str(new_folder(None)) for _ in range(3)] == [f"runs/quickstart{tail}" for tail in ("", "-2", "-3")]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("precious")
-    with pytest.raises(FileExistsError, match="takes a new or an empty folder"):
+    with pytest.raises(FileExistsError, match=r"takes a new or an empty folder$"):
+        new_folder(tmp_path / "mine")
+    (tmp_path / "mine" / CHECKPOINT).write_text("a run")
+    with pytest.raises(FileExistsError, match=r"\(or --resume .*mine\)$"):
         new_folder(tmp_path / "mine")
 
 
@@ -215,6 +218,24 @@ def test_a_gpu_that_the_records_do_not_serve_is_named(monkeypatch):
 def test_help_shows_the_options():
     shown = parser().format_help()
     assert all(f"--{option}" in shown for option in ("steps", "width", "seed", "backend", "data", "resume"))
+    assert shown.count("(default: 110)") == 1
+    assert "None)" not in shown
+    assert "False)" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "8"], "steps: got 8, takes 6, the setting of the run in"),
+        (["--seed", "3"], "seed: got 3, takes 0, the setting of the run in"),
+        (["--backend", "cuda"], "backend: got cuda, takes cpu, the setting of the run in"),
+        (["--out", "elsewhere"], "out: got elsewhere, takes nothing with resume"),
+    ],
+)
+def test_a_resumed_run_keeps_its_settings(arguments, message, text, tmp_path, capsys):
+    steps(run_of(text), 1).save(tmp_path)
+    assert main([*FLAGS, "--data", str(text), "--resume", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -265,7 +286,8 @@ def test_ctrl_c_leaves_a_checkpoint_that_goes_on_with_the_same_bits(text, tmp_pa
     state = read_checkpoint(tmp_path / "run")
     assert 30 <= state["step"] < 300
     further = state["step"] + 20
-    arguments, environment = command("--data", str(text), "--resume", "run", "--stop-at", str(further))
+    settings = ("--steps", "300", "--stop-at", str(further))
+    arguments, environment = command("--data", str(text), "--resume", "run", *settings)
     assert subprocess.run(arguments, env=environment, cwd=tmp_path, stdout=subprocess.PIPE).returncode == 0
     straight = steps(run_of(text, steps=300), further)
     resumed = run_of(text, steps=300)

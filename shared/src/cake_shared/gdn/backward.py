@@ -327,12 +327,12 @@ def _saved_entries(walk: Walk, tape: torch.Tensor | None, needs: Needs) -> torch
     wanted = walk.plan.first_extra_segment[-1] if needs.states else 0
     full = TAPE_HEAD + extra_segment_capacity(pack.batch, pack.tokens) * math.prod(state)
     length = TAPE_HEAD if tape is None else tape.shape[0]
-    if wanted and length == TAPE_HEAD:
+    if wanted and length <= TAPE_HEAD:
         raise ValueError(
             f"saved: got no states, takes those of the {wanted} segments after a sequence's first (of a forward pass "
             "under save_states=True): all gradients but those of v and initial_state depend on them"
         )
-    if length not in (TAPE_HEAD, full):
+    if length > TAPE_HEAD and length != full:
         raise ValueError(
             f"saved: got {length} elements, takes the {full} that a forward pass saves for arguments of these shapes"
         )

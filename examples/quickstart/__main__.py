@@ -34,7 +34,8 @@ class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default to an option's help, unless it is none or off."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        unsaid = action.default is None or action.default is False
+        return action.help if unsaid else super()._get_help_string(action)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -91,6 +92,8 @@ def start(options: argparse.Namespace) -> int:
     if not 1 <= until <= config.steps:
         raise ValueError(f"stop-at: got {until}, takes 1 to the number of steps, {config.steps}")
     backend, reason = choose_backend(state["backend"] if state else options.backend)
+    if state and not options.part:
+        reason = "the run to be resumed began there"
     corpus = load_corpus(options.data, config.max_document)
     folder = options.resume or new_folder(options.out)
     run = Run(config, corpus, backend, torch.device(backend))

@@ -218,7 +218,9 @@ def test_a_gpu_that_the_records_do_not_serve_is_named(monkeypatch):
 def test_help_shows_the_options():
     shown = parser().format_help()
     assert all(f"--{option}" in shown for option in ("steps", "width", "seed", "backend", "data", "resume"))
-    assert shown.count("(default: 110)") == 1
+    assert "(default: 110)" in shown
+    assert "(default: 0)" in shown
+    assert shown.count("runs/quickstart") == 1
     assert "None)" not in shown
     assert "False)" not in shown
 

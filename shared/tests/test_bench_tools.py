@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,21 @@ def test_the_readme_gives_the_two_commands_that_ci_looks_for():
     prefix = "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s "
     assert commands == [prefix + "quickstart", prefix + "tests"]
     assert "nox -s tests$" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_a_new_wheel_replaces_those_of_its_version_for_other_platforms(tmp_path, monkeypatch):
+    build_wheels = load("build_wheels")
+
+    def build(command, **_):
+        folder = Path(command[command.index("--outdir") + 1])
+        folder.mkdir()
+        (folder / "name-0.1.0-py3-none-any.whl").write_text("new")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(build_wheels.subprocess, "run", build)
+    kept = ["name-0.0.9-py3-none-any.whl", "name_more-0.1.0-py3-none-any.whl"]
+    for wheel in [*kept, "name-0.1.0-py3-none-any.whl", "name-0.1.0-py3-none-linux_x86_64.whl"]:
+        (tmp_path / wheel).write_text("old")
+    wheel = build_wheels.build_wheel(Path("name"), tmp_path)
+    assert wheel.read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, wheel.name])

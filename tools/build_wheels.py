@@ -35,7 +35,10 @@ def build_modules(project: Path, architectures: list[str], folder: Path):
 
 
 def build_wheel(project: Path, out: Path) -> Path:
-    """Builds one wheel with the hatchling that is installed here, without a network; returns its path."""
+    """Builds one wheel with the hatchling that is installed here, without a network; returns its path.
+
+    It takes the place of every wheel of the same project and version in `out`, whatever platform that is for.
+    """
     fresh = out / f".{project.name}"
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(fresh), str(project)]
     # The reproducible-build date: the same sources give the same wheel.
@@ -47,6 +50,10 @@ def build_wheel(project: Path, out: Path) -> Path:
     (wheel,) = fresh.glob("*.whl")
     wheel = wheel.replace(out / wheel.name)
     fresh.rmdir()
+    # pip prefers a wheel for this platform: one with CUDA modules would hide a later one without, however stale it is.
+    for other in out.glob("-".join([*wheel.name.split("-")[:2], "*.whl"])):
+        if other != wheel:
+            other.unlink()
     return wheel
 
 

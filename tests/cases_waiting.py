@@ -1,4 +1,4 @@
-"""The known faults of other kernels: which a test meets under another name, and which wait for the CUDA programs.
+"""The known faults of other kernels: which a test meets under another name, and which wait.
 
 A case that is in neither table has a test with its id in the name. `test_cases.py` checks that none is missing, and
 none in two places.
@@ -38,10 +38,9 @@ TESTED_AS = {
     ),
 }
 
-# Cases that only CUDA programs can fail, each with the reason.
+# Cases that wait for a CUDA program or a GPU, each with the reason.
 WAITING = {
-    "U23": "element offsets beyond 2^31: only CUDA programs compute offsets in 32 bits, on 32 GiB of states",
-    "U33": "a race between generic and asynchronous shared-memory accesses: exists in CUDA programs alone",
-    "U40": "50 packs without a compilation: needs CUDA programs of the rule (that a second process needs no compiler, "
-    "and that compiled graphs follow the length, is tested)",
+    "U33": "a race between generic and asynchronous shared-memory accesses: no program uses the asynchronous proxy yet",
+    "U40": "50 packs without a compilation, counted on a GPU (that a second process needs no compiler, that one module "
+    "serves every shape of the emulated calls, and that compiled graphs follow the length, is tested)",
 }

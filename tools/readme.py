@@ -49,7 +49,7 @@ def quickstart_text() -> str:
     tail = losses[-max(1, len(losses) // 20) :]
     equal = all(proof["holds"] for proof in report["proofs"])
     # The run itself keeps its cores busy; what is beyond that was other work.
-    load = environment["load_at_start"]
+    load = environment["load_average"]
     busy = f", while other work kept them busy (load {load:.0f})" if load > environment["cores"] + 1 else ""
     return (
         f"![Loss of every step](docs/loss.png)\n\n"

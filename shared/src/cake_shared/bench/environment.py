@@ -19,7 +19,7 @@ def describe_environment(root: Path, peers: tuple[str, ...] = ()) -> dict[str, o
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "load_at_start": round(os.getloadavg()[0], 2),
+        "load_average": round(os.getloadavg()[0], 2),
         "commit": commit(root),
     }
     for peer in peers:

@@ -1,5 +1,7 @@
 """Settings of every test: one torch thread a worker, derandomised hypothesis, GPU tests only where there is a GPU."""
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -25,3 +27,11 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for each reason to skip, however many tests have it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    for reason, tests in reasons.most_common():
+        terminalreporter.write_line(f"skipped: {tests} tests, {reason}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cake_shared import jit
-from cake_shared.emulator import Module, Options, Region, Report
+from cake_shared.emulator import Module, Options, Region, Report, native
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -43,6 +44,9 @@ class EmulatedPackage:
     def __enter__(self) -> EmulatedPackage:
         """Send the host module's launches here."""
         jit.install_emulator(self.module, self._on_launch, self._on_tensor)
+        if self.module.implements_function("cake_set_emulator_encode_tiled"):  # its host makes tensor maps
+            encode = native.library().cake_emulator_encode_tiled
+            self.module["cake_set_emulator_encode_tiled"](ctypes.cast(encode, ctypes.c_void_p))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cake_gdn_det_train import cuda
-from cake_gdn_det_train.tables import plan_tables
 from cake_shared.errors import MalformedPackError
+from cake_shared.gdn.cuda.tables import plan_tables
 from cake_shared.testing.gate_cases import GATE_CASES, GateCase, differences, expected
 from cake_shared.testing.poison import poisoned_allocations
 

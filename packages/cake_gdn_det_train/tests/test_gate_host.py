@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from cake_gdn_det_train import cuda
-from cake_gdn_det_train.tables import plan_tables
 from cake_shared import jit
 from cake_shared.errors import BuildError, MalformedPackError
+from cake_shared.gdn.cuda.tables import plan_tables
 from cake_shared.program import programs_of
 from cake_shared.target import TARGETS
 from cake_shared.testing.gate_cases import GATE_CASES

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from cake_gdn_det_train.cuda import ErrorWord
-from cake_gdn_det_train.cuda_plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
-from cake_gdn_det_train.cuda_rule import RuleBackend
 from cake_shared import jit
 from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.cuda.plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
+from cake_shared.gdn.cuda.rule import RuleBackend
 from cake_shared.gdn.options import make_call
 from cake_shared.program import programs_of
 from cake_shared.testing.gdn_inputs import base, packed, states
@@ -116,12 +116,12 @@ def test_grid_follows_capacities_not_offsets(recorder):
 
 
 def test_wrong_workspace_is_refused(recorder, monkeypatch):
-    from cake_gdn_det_train import cuda_rule
+    from cake_shared.gdn.cuda import rule
 
     inputs, options = call_of(base(100, 1, 2))
-    scratch = cuda_rule._scratch
+    scratch = rule._scratch
     for change, message in ((-1024, "more than it has"), (1024, "less than it has")):
-        monkeypatch.setattr(cuda_rule, "_scratch", lambda size, device, change=change: scratch(size + change, device))
+        monkeypatch.setattr(rule, "_scratch", lambda size, device, change=change: scratch(size + change, device))
         with pytest.raises(ValueError, match=message):
             recorder.backend.forward(inputs, options, False, False)
 
@@ -138,7 +138,7 @@ def test_other_head_dimensions_and_dtypes_are_refused(recorder):
 
 
 def test_misaligned_rows_are_copied_and_aligned_views_are_not():
-    from cake_gdn_det_train.cuda_rule import _aligned_rows
+    from cake_shared.gdn.cuda.rule import _aligned_rows
 
     fused = torch.zeros(1, 8, 5 * 128, dtype=torch.bfloat16)
     view = fused[..., 128:384].unflatten(-1, (2, 128))

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from cake_gdn_det_train import chunk_gated_delta_rule, cuda
-from cake_gdn_det_train.cuda_rule import RuleBackend
 from cake_shared.emulator import Options
 from cake_shared.errors import BuildError
+from cake_shared.gdn.cuda.rule import RuleBackend
 from cake_shared.program import programs_of
 from cake_shared.target import TARGETS
 from cake_shared.testing import assert_bitwise_equal, poisoned_allocations

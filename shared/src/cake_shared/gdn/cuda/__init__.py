@@ -1,0 +1,1 @@
+"""The gated delta rule on CUDA, for every package that has its programs."""

@@ -1,0 +1,164 @@
+"""From a call's shapes to everything that the CUDA path decides: a pure function, printable, made without a GPU.
+
+Nothing here can move a bit of a result. Which warps run a value column, how many CTAs share the columns of a head and
+where the workspace lies follow the load; how a sequence is cut into chunks and segments is `cake_shared.plan`'s rule of
+its length alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from cake_shared.gdn.cuda.tables import TablePlan, plan_tables
+from cake_shared.plan import CHUNK_TOKENS, SEGMENT_THRESHOLD_TOKENS, SEGMENT_TOKENS, ceil_div
+
+HEAD_DIM = 128
+
+_REGION_BYTES = 1024
+_SQUARE_TILE_BYTES = CHUNK_TOKENS * CHUNK_TOKENS * 2
+_TOKEN_TILE_BYTES = CHUNK_TOKENS * HEAD_DIM * 2
+_STATE_TILE_BYTES = HEAD_DIM * HEAD_DIM * 2
+_STATE_BYTES = HEAD_DIM * HEAD_DIM * 4
+_SCALAR_BYTES = 4 * CHUNK_TOKENS * 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The shapes and switches of a call that its plan depends on.
+
+    Attributes
+    ----------
+    batch, tokens
+        Shape `[B, T]` of the token buffer.
+    key_heads, value_heads
+        H and HV.
+    sequences
+        N of `cu_seqlens`, or None: every row is a sequence.
+    normalises_rows, makes_gate
+        Whether q and k are normalised, and whether gates are made from raw ones.
+    multiprocessors
+        Of the device.
+    """
+
+    batch: int
+    tokens: int
+    key_heads: int
+    value_heads: int
+    sequences: int | None
+    normalises_rows: bool
+    makes_gate: bool
+    multiprocessors: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A named part of the workspace."""
+
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one direction of a call allocates and how its chains are spread.
+
+    Attributes
+    ----------
+    tables
+        Capacities and layout of the pack's tables.
+    slots
+        Matrices `[HV, 128, 128]` kept at the borders of segments; 0 where no sequence can have two.
+    warps
+        Of a CTA of the output and reverse chains: 4 (two CTAs share a head's value columns) or 8 (one has all).
+    regions
+        The workspace, in order; each starts at a multiple of 1024 bytes.
+    """
+
+    tables: TablePlan
+    slots: int
+    warps: int
+    regions: tuple[Region, ...]
+
+    @functools.cached_property
+    def workspace_bytes(self) -> int:
+        """Bytes of the workspace."""
+        return sum(ceil_div(region.bytes, _REGION_BYTES) * _REGION_BYTES for region in self.regions)
+
+
+def slots_per_row(tokens: int) -> int:
+    """Return how many segment borders a row of the token buffer can hold: one a stretch of 4096 tokens."""
+    return tokens // SEGMENT_TOKENS if tokens > SEGMENT_THRESHOLD_TOKENS else 0
+
+
+def chain_warps(segments: int, value_heads: int, multiprocessors: int) -> int:
+    """Return the warps of a chain's CTA: 4, two CTAs sharing a head, while all of those fit on the device at once.
+
+    A chain is bound by its latency while multiprocessors are idle, and halving its columns halves most of that; once
+    they are not, one CTA that reads K, Q, T and P for all columns moves fewer bytes.
+    """
+    return 4 if 2 * segments * value_heads <= multiprocessors else 8
+
+
+def _shared_regions(problem: Problem, records: int) -> list[Region]:
+    tokens = problem.batch * problem.tokens
+    rows = tokens * problem.key_heads
+    regions = []
+    if problem.makes_gate:
+        regions.append(Region("gate values", tokens * problem.value_heads * 4))
+    if problem.normalises_rows:
+        for name in ("q", "k"):
+            regions.append(Region(f"normalised {name}", rows * HEAD_DIM * 2))
+            regions.append(Region(f"reciprocal norms of {name}", rows * 4))
+    return [
+        *regions,
+        Region("cumulative gates", records * CHUNK_TOKENS * 4),
+        Region("inverses", records * _SQUARE_TILE_BYTES),
+        Region("attention", records * _SQUARE_TILE_BYTES),
+        Region("scalars", records * _SCALAR_BYTES),
+    ]
+
+
+def _plan(problem: Problem, regions_of) -> Plan:
+    tables = plan_tables(problem.batch, problem.tokens, problem.sequences)
+    slots = problem.batch * slots_per_row(problem.tokens)
+    records = tables.chunk_capacity * problem.value_heads
+    segments = max(tables.sequences, problem.batch * problem.tokens // SEGMENT_TOKENS)
+    warps = chain_warps(segments, problem.value_heads, problem.multiprocessors)
+    regions = (*_shared_regions(problem, records), *regions_of(records, slots * problem.value_heads * _STATE_BYTES))
+    return Plan(tables, slots, warps, regions)
+
+
+@functools.lru_cache(maxsize=256)
+def plan_forward(problem: Problem, saves_entries: bool) -> Plan:
+    """Return the plan of the forward pass; entry states of segments are in the workspace unless they are saved."""
+
+    def regions_of(records: int, border_bytes: int) -> list[Region]:
+        regions = [Region("segment factors", border_bytes)]
+        return regions if saves_entries else [*regions, Region("segment entries", border_bytes)]
+
+    return _plan(problem, regions_of)
+
+
+@functools.lru_cache(maxsize=256)
+def plan_backward(problem: Problem, token_gradients: bool) -> Plan:
+    """Return the plan of the backward pass; without `token_gradients` it ends at those of v and initial states."""
+
+    def regions_of(records: int, border_bytes: int) -> list[Region]:
+        regions = [
+            Region("segment factors", border_bytes),
+            Region("segment exits", border_bytes),
+            Region("exit gradients", records * _STATE_TILE_BYTES),
+            Region("residual gradients", records * _TOKEN_TILE_BYTES),
+        ]
+        if token_gradients:
+            regions += [
+                Region("entry states", records * _STATE_TILE_BYTES),
+                Region("residuals", records * _TOKEN_TILE_BYTES),
+                Region("writes", records * _TOKEN_TILE_BYTES),
+            ]
+            if problem.makes_gate:
+                regions.append(Region("gate partial sums", records * 16))
+        return regions
+
+    return _plan(problem, regions_of)

@@ -1,0 +1,102 @@
+// The states at the borders of the segments of long sequences, in FP32, in place:
+//
+//   segment_entries_any  E_1 = N_0 (segment 0 ran from its true entry),  E_{s+1} = M_s E_s + N_s
+//   segment_exits_any    D_{n-2} = Y_{n-1} (the last ran from its true exit),  D_{s-1} = M_s^T D_s + Y_s
+//
+// reads   M, transposed; N in the entry slot of the next segment, or Y in the segment's own
+// writes  E in the segment's slot; D in the slot of the next segment
+// order   one CTA per long sequence, value head and 16 value columns, a thread a key row and four columns; segments in sequence
+//         order, keys ascending, FP32 fused multiply-adds
+// barriers  the state of a border written, in one of two buffers; with a transposed M also a strip of it written | read
+#pragma once
+
+#include "cake/gdn/any/tile_copy.cuh"
+#include "cake/gdn/smem_sizes.h"
+
+namespace cake::gdn {
+
+struct SegmentStatesConfig {
+  static constexpr int kThreads = kSegmentStatesThreads;
+  static constexpr int kColumns = kSegmentStatesColumns;
+  static constexpr int kStrip = 32;  // keys of M that a transposed pass stages at a time
+};
+
+struct SegmentStatesSmem {
+  alignas(16) float state[2][kHeadDim][SegmentStatesConfig::kColumns];  // [key][value column]
+  float strip[kHeadDim][SegmentStatesConfig::kStrip + 1];
+};
+static_assert(sizeof(SegmentStatesSmem) == kSegmentStatesSmemBytes);
+
+__device__ __forceinline__ void add_scaled(float (&sum)[4], float m, const float4& s) {
+  sum[0] = fmaf(m, s.x, sum[0]);
+  sum[1] = fmaf(m, s.y, sum[1]);
+  sum[2] = fmaf(m, s.z, sum[2]);
+  sum[3] = fmaf(m, s.w, sum[3]);
+}
+
+template <bool kReverse>
+__device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
+  using Config = SegmentStatesConfig;
+  static_assert(Config::kThreads == kHeadDim * Config::kColumns / 4);
+  auto& smem = *reinterpret_cast<SegmentStatesSmem*>(smem_bytes);
+  constexpr int kSlices = kHeadDim / Config::kColumns;
+  const int slice = blockIdx.x % kSlices;
+  const uint32_t work = blockIdx.x / kSlices;
+  const int head = static_cast<int>(work % p.heads.value_heads);
+  const SegmentPlace first = segment_place(p.tables, work / p.heads.value_heads);
+  if (first.sequence < 0 || first.segments == 1 || !first.first()) return;
+
+  const int key = threadIdx.x % kHeadDim, column = threadIdx.x / kHeadDim * 4;
+  const int borders = first.segments - 1;
+  const int64_t step = int64_t{p.heads.value_heads} * kStateElements;
+  const int64_t slot = slot_offset(first, p.heads, p.slots_per_row, head, 1);  // border b lies at slot + b * step
+  const int64_t own = slot + static_cast<int64_t>(slice * Config::kColumns + column) * kHeadDim + key;
+#pragma unroll 1
+  for (int i = 0; i < borders; ++i) {
+    const int border = kReverse ? borders - 1 - i : i;
+    float* at = p.states + own + border * step;
+    float next[4];
+#pragma unroll
+    for (int v = 0; v < 4; ++v) next[v] = at[v * kHeadDim];
+    if (i > 0) {
+      // M of the segment between this border and the one visited before.
+      const float* factor = p.factors + slot + (kReverse ? border : border - 1) * step;
+      const auto& from = smem.state[i & 1];
+      if constexpr (kReverse) {
+#pragma unroll 1
+        for (int k0 = 0; k0 < kHeadDim; k0 += Config::kStrip) {
+          for (int j = threadIdx.x; j < kHeadDim * Config::kStrip; j += Config::kThreads) {
+            smem.strip[j / Config::kStrip][j % Config::kStrip] = factor[j / Config::kStrip * kHeadDim + k0 + j % Config::kStrip];
+          }
+          __syncthreads();
+#pragma unroll 8
+          for (int k = 0; k < Config::kStrip; ++k) {
+            add_scaled(next, smem.strip[key][k], *reinterpret_cast<const float4*>(&from[k0 + k][column]));
+          }
+          __syncthreads();
+        }
+      } else {
+#pragma unroll 16
+        for (int k = 0; k < kHeadDim; ++k) {
+          add_scaled(next, factor[k * kHeadDim + key], *reinterpret_cast<const float4*>(&from[k][column]));
+        }
+      }
+#pragma unroll
+      for (int v = 0; v < 4; ++v) at[v * kHeadDim] = next[v];
+    }
+    *reinterpret_cast<float4*>(&smem.state[(i + 1) & 1][key][column]) = make_float4(next[0], next[1], next[2], next[3]);
+    __syncthreads();
+  }
+}
+
+}  // namespace cake::gdn
+
+extern "C" __global__ void __launch_bounds__(cake::gdn::kSegmentStatesThreads, 1)
+    segment_entries_any(const __grid_constant__ cake::gdn::SegmentStatesParams p) {
+  cake::gdn::compose_segments<false>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(cake::gdn::kSegmentStatesThreads, 1)
+    segment_exits_any(const __grid_constant__ cake::gdn::SegmentStatesParams p) {
+  cake::gdn::compose_segments<true>(p);
+}

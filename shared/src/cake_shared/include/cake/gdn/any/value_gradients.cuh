@@ -1,0 +1,12 @@
+#pragma once
+
+#include "cake/gdn/any/reverse_chain.cuh"
+
+// value_gradients_any: dv and the gradients of the initial states, see reverse_chain.cuh.
+// reads   q, k, dO, T, P, scalars, gradients of the final states and of the exit states of segments
+// writes  dv of every token of a sequence, dS0 of sequences that have tokens; dR and dS1 of every chunk as BF16 tiles
+extern "C" __global__ void __launch_bounds__(cake::gdn::kChainThreads, 1)
+    value_gradients_any(const __grid_constant__ cake::gdn::ReverseParams p) {
+  using namespace cake::gdn;
+  p.warps == 8 ? run_reverse_chain<Reverse::kGradients, 8>(p) : run_reverse_chain<Reverse::kGradients, 4>(p);
+}

@@ -25,7 +25,8 @@ __device__ void fill(char* tile, const uint16_t* matrix, int rows, int columns) 
 }
 
 // a [64][64] or, MN-major, [depth][64]; b [N][64] or [64][N]; out [64][N] = start + a b twice over.
-extern "C" __global__ void __launch_bounds__(128) product(const uint16_t* a, const uint16_t* b, const float* start, float* out) {
+extern "C" __global__ void __launch_bounds__(128)
+    product(const uint16_t* a, const uint16_t* b, const float* start, float* out) {
   constexpr ptx::Major kA = ptx::Major(A_MAJOR), kB = ptx::Major(B_MAJOR);
   char *a_tile = smem, *b_tile = smem + 8192;
   fill(a_tile, a, 64, 64);
@@ -37,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(128) product(const uint16_t* a, con
   for (int i = 0; i < N / 2; ++i) d[i] = start[(row + 8 * (i >> 1 & 1)) * N + 8 * (i / 4) + 2 * c + (i & 1)];
   uint32_t left[16];
   for (int s = 0; s < 4; ++s) {
-    tile::load_a<64>(*reinterpret_cast<uint32_t(*)[4]>(&left[4 * s]), ptx::shared_address(a_tile), tile::LaneOffsets(lane),
-                     16 * (threadIdx.x / 32), 2 * s);
+    tile::load_a<64>(*reinterpret_cast<uint32_t(*)[4]>(&left[4 * s]), ptx::shared_address(a_tile),
+                     tile::LaneOffsets(lane), 16 * (threadIdx.x / 32), 2 * s);
   }
   const uint64_t a_at = ptx::wgmma_descriptor(ptx::shared_address(a_tile), 8192);
   const uint64_t b_at = ptx::wgmma_descriptor(ptx::shared_address(b_tile), 8192);

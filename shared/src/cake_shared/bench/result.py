@@ -12,6 +12,13 @@ SCHEMA = 1
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 
+def markers(device: str = "cpu") -> tuple[str, str]:
+    """The lines between which a README keeps the tables of the result file of that name (cpu, h200, ...)."""
+    if device == "cpu":
+        return BEGIN, END
+    return BEGIN.replace("bench", f"bench-{device}"), END.replace("bench", f"bench-{device}")
+
+
 class StaleReadmeError(RuntimeError):
     """A README's tables differ from what its result file says, or its markers are missing."""
 
@@ -84,10 +91,11 @@ class Result:
         facts = ", ".join(f"{key} {value}" for key, value in self.environment.items())
         return "\n\n".join([f"{self.package} ({facts})", *(table.text() for table in self.tables)])
 
-    def markdown(self) -> str:
-        """All of it for the README, markers included."""
+    def markdown(self, device: str = "cpu") -> str:
+        """All of it for the README, the markers of that device included."""
+        begin, end = markers(device)
         facts = ", ".join(f"{key} {value}" for key, value in self.environment.items())
-        parts = [BEGIN, *(table.markdown() for table in self.tables), f"Taken on: {facts}.", END]
+        parts = [begin, *(table.markdown() for table in self.tables), f"Taken on: {facts}.", end]
         return "\n\n".join(parts)
 
 
@@ -105,16 +113,17 @@ def write_whole(path: Path, text: str):
         raise
 
 
-def update_readme(readme: Path, result: Result, *, check: bool) -> bool:
-    """Puts the result's tables between the markers of a README; returns whether the text changed.
+def update_readme(readme: Path, result: Result, *, check: bool, device: str = "cpu") -> bool:
+    """Puts the result's tables between a device's markers of a README; returns whether the text changed.
 
     With `check` nothing is written and a difference raises `StaleReadmeError`, as missing markers always do.
     """
     text = readme.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise StaleReadmeError(f"{readme}: needs the lines {BEGIN} and {END} once each, in this order")
-    head, tail = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
-    new = head + result.markdown() + tail
+    begin, end = markers(device)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise StaleReadmeError(f"{readme}: needs the lines {begin} and {end} once each, in this order")
+    head, tail = text[: text.index(begin)], text[text.index(end) + len(end) :]
+    new = head + result.markdown(device) + tail
     if new == text:
         return False
     if check:

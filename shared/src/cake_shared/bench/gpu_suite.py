@@ -1,0 +1,151 @@
+"""A package's bench on the GPU: checks first, then every cell in two fresh processes with opposite orders."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cake_shared.bench.environment import describe_environment
+from cake_shared.bench.result import Result, Table
+from cake_shared.bench.timing import SAME_ARM, RefusedToTime, compare
+
+MODES = ("graph", "eager")
+
+
+@dataclass(frozen=True)
+class GpuCell:
+    """One comparison on the GPU. The first arm is ours, the others are peers.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the suite.
+    calls : callable
+        Returns, for each mode, the arms by name: calls that enqueue work on the current stream. Those of "graph" are
+        captured.
+    check : callable
+        Returns, for each arm, its error against float64 and the limit; run before anything is timed.
+    """
+
+    name: str
+    calls: Callable[[], dict[str, dict[str, Callable[[], object]]]]
+    check: Callable[[], dict[str, tuple[float, float]]]
+
+
+@dataclass(frozen=True)
+class GpuSuite:
+    """What a package measures on a GPU. `script` is the file whose `main` runs the suite.
+
+    `tables` makes the result's tables from the figures of all cells, `findings` are measured beside them. `groups` are
+    samples of each cell, order and mode. `facts` adds to the environment what only the package knows.
+    """
+
+    package: str
+    script: Path
+    cells: Sequence[GpuCell]
+    tables: Callable[[dict], list[Table]]
+    groups: dict[str, int] = field(default_factory=lambda: {"graph": 25, "eager": 15})
+    findings: Sequence[Callable[[], tuple[Table, object]]] = ()
+    facts: Callable[[], dict] = dict
+
+    @property
+    def root(self) -> Path:
+        """The checkout that the script belongs to: packages/<package>/benchmarks/<script>."""
+        return self.script.resolve().parents[3]
+
+    def result_path(self, gpu: str) -> Path:
+        """Where the results of a GPU are kept: `results/h200.json` for "NVIDIA H200"."""
+        return self.script.resolve().parent / "results" / f"{gpu.split()[-1].lower()}.json"
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """The command line of a bench script; returns the exit status."""
+        parser = argparse.ArgumentParser(description=f"Measures {self.package} beside its peers on the GPU.")
+        parser.add_argument("--write", action="store_true", help="write the result files of this package")
+        parser.add_argument("--out", type=Path, help="write the result there instead of into the package")
+        parser.add_argument("--only", default="", help="cells whose names contain this text")
+        parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
+        parser.add_argument("--request", type=Path, help=argparse.SUPPRESS)
+        options = parser.parse_args(arguments)
+        if options.child:
+            options.request.write_text(json.dumps(self._child(options.child == "reverse", options.only)))
+            return 0
+        result = self.measure(options.only)
+        print(result.text(), flush=True)
+        if options.write or options.out:
+            path = options.out or self.result_path(str(result.environment["gpu"]))
+            result.save(path)
+            print(f"written: {path}")
+        return 0
+
+    def measure(self, only: str = "") -> Result:
+        """Checks and times in one fresh process, times in the opposite order in another, then the findings."""
+        begin = time.perf_counter()
+        environment = describe_environment(self.root)
+        runs = [self._ask(order, only) for order in ("forward", "reverse")]
+        figures: dict[str, dict] = {}
+        for name, first in runs[0]["cells"].items():
+            found = {"checks": first["checks"]}
+            for mode in MODES:
+                samples = [run["cells"][name][mode] for run in runs]
+                ours = next(iter(samples[0]))
+                result = compare(ours, samples)
+                found[mode] = {
+                    "median_us": {arm: 1e3 * ms for arm, ms in result.median_ms.items() if arm != SAME_ARM},
+                    "ratio_to_ours": {arm: r for arm, r in result.ratio_to_ours.items() if arm not in (ours, SAME_ARM)},
+                    "same_arm_spread": result.same_arm_spread,
+                    "verdict": result.verdict,
+                }
+            figures[name] = found
+        tables = list(self.tables(figures))
+        data: dict[str, object] = {"cells": figures}
+        for finding in self.findings:
+            table, found = finding()
+            tables.append(table)
+            data[table.title] = found
+        before, after = runs[0]["before"], runs[1]["after"]
+        for name, value in before.items():
+            same = name == "driver" or after[name] == value
+            environment[name] = value if same else f"{value} before, {after[name]} after"
+        environment |= self.facts()
+        environment["samples"] = ", ".join(f"{2 * self.groups[mode]} {mode}" for mode in MODES)
+        environment["seconds"] = round(time.perf_counter() - begin)
+        return Result(self.package, environment, tables, data)
+
+    def _ask(self, order: str, only: str) -> dict:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "answer.json"
+            command = [sys.executable, str(self.script), "--child", order, "--request", str(path), "--only", only]
+            finished = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+            if finished.returncode:
+                raise RuntimeError(f"{self.package}: the process that times failed:\n{finished.stderr}")
+            return json.loads(path.read_text())
+
+    def _child(self, reverse: bool, only: str) -> dict:
+        from cake_shared.bench.gpu import Flush, captured, gpu_facts, sample
+
+        flush, answers, before = Flush(), {}, None
+        for cell in self.cells:
+            if only not in cell.name:
+                continue
+            answer: dict[str, object] = {"checks": {}}
+            if not reverse:
+                answer["checks"] = checks = cell.check()
+                for arm, (error, limit) in checks.items():
+                    # A peer above the limit is no peer of what we compute.
+                    if not error <= limit:
+                        raise RefusedToTime(f"{cell.name}: {arm} has error {error:.2g}, the limit is {limit:.2g}")
+            by_mode = cell.calls()
+            before = before or gpu_facts()
+            for mode in MODES:
+                calls = by_mode[mode]
+                if mode == "graph":
+                    calls = {arm: captured(call) for arm, call in calls.items()}
+                answer[mode] = sample(calls, groups=self.groups[mode], reverse=reverse, flush=flush)
+                calls.clear()
+            answers[cell.name] = answer
+        return {"cells": answers, "before": before or gpu_facts(), "after": gpu_facts()}

@@ -1,4 +1,4 @@
-"""The bench on a GPU: what its tables say of given figures, and, where there is a GPU, that its samples are of the call."""
+"""The bench on a GPU: what its tables say of given figures and, where there is a GPU, that it times what it calls."""
 
 import pytest
 import torch

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cake_shared.cpu_precision import ieee_products
 from cake_shared.gemm import check, layout
-from cake_shared.gemm.precision import ieee_products
 from cake_shared.gemm.problem import Buffer, round_up
 
 BF16 = torch.bfloat16

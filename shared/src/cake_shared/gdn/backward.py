@@ -11,7 +11,15 @@ from typing import NamedTuple
 import torch
 
 from cake_shared.gdn.forward import TAPE_HEAD, entry_states, k_first, scores
-from cake_shared.gdn.intra import by_key_head, crossing, run_chain, scaled_rows, sum_over_group
+from cake_shared.gdn.intra import (
+    apply_in_two_terms,
+    by_key_head,
+    crossing,
+    run_chain,
+    scaled_rows,
+    split_terms,
+    sum_over_group,
+)
 from cake_shared.gdn.options import Inputs, Options
 from cake_shared.gdn.products import add_product, product
 from cake_shared.gdn.prologue import beta_backward, gate_backward, normalised_backward
@@ -100,7 +108,7 @@ def run_chain_backward(
     into = product(scaled_rows(q, gates.gamma * scale).mT, d_out)
     d_right = torch.empty_like(d_written)
     d_next = torch.empty_like(into)
-    solve = chunks.inverse.flatten(0, 1).mT.split(sizes)
+    solve = split_terms(chunks.inverse.flatten(0, 1).mT, d_written.dtype, sizes)
     tailed = scaled_rows(chunks.k, gates.tail).split(sizes)
     decayed = scaled_rows(chunks.k, gates.gamma * chunks.beta).mT.split(sizes)
     last = gates.last.reshape(-1, 1, 1).split(sizes)
@@ -109,7 +117,7 @@ def run_chain_backward(
     ns[end].copy_(carry[: sizes[end]])
     for i in range(end, -1, -1):
         add_product(ws[i], tailed[i], ns[i])
-        product(solve[i], ws[i], out=rs[i])
+        apply_in_two_terms(solve[i], ws[i], rs[i])
         target = ns[i - 1][: sizes[i]] if i else carry[: sizes[0]]
         torch.addcmul(qs[i], ns[i], last[i], out=target)
         add_product(target, decayed[i], rs[i], -1.0)

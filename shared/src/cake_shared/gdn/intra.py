@@ -75,7 +75,7 @@ class Chunks:
     kk: torch.Tensor  # key heads, strictly lower part of K K^T
     beta: torch.Tensor
     gates: Gates
-    inverse: torch.Tensor
+    inverse: torch.Tensor  # float64
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -88,9 +88,38 @@ def make_chunks(k: torch.Tensor, beta: torch.Tensor, gates: Gates) -> Chunks:
     chunks, heads, rows, _ = k.shape
     flat = k.flatten(0, 1)
     kk = product(flat, flat.mT).tril_(-1).view(chunks, heads, rows, rows)
-    a = gates.pair * beta.unsqueeze(-1)
+    a = gates.pair * beta.double().unsqueeze(-1)
     by_key_head(a, heads).mul_(kk.unsqueeze(2))
     return Chunks(k, kk, beta, gates, unit_lower_inverse(a.flatten(0, 1)).view_as(a))
+
+
+def in_two_terms(matrix: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return a float64 matrix rounded to `dtype` and, unless that is exact, what the rounding left out.
+
+    Under a constant gate a whole diagonal of the inverse is one number, by which older values leave the state. One
+    rounding of it repeats in every row, and over a chunk its errors add up instead of averaging out.
+    """
+    if dtype is matrix.dtype:
+        return matrix, None
+    high = matrix.to(dtype)
+    return high, (matrix - high).to(dtype)
+
+
+def split_terms(
+    matrices: torch.Tensor, dtype: torch.dtype, sizes: list[int]
+) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Split float64 `[n, rows, rows]` matrices in two terms and into the steps of a chain."""
+    high, low = in_two_terms(matrices, dtype)
+    return list(zip(high.split(sizes), [None] * len(sizes) if low is None else low.split(sizes)))
+
+
+def apply_in_two_terms(
+    matrix: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, out: torch.Tensor
+) -> torch.Tensor:
+    """Write the product of a matrix of `in_two_terms` and `x` to `out`."""
+    high, low = matrix
+    product(high, x, out=out)
+    return out if low is None else add_product(out, low, x)
 
 
 def by_key_head(x: torch.Tensor, key_heads: int) -> torch.Tensor:
@@ -138,7 +167,7 @@ def run_chain(
     sizes = [n * heads for n in counts]
     written = torch.empty_like(x)
     states = x.new_empty(x.shape[0], carry.shape[1], x.shape[2])
-    solve = (chunks.inverse * chunks.beta.unsqueeze(-2)).flatten(0, 1).split(sizes)
+    solve = split_terms((chunks.inverse * chunks.beta.unsqueeze(-2)).flatten(0, 1), x.dtype, sizes)
     decayed = scaled_rows(chunks.k, chunks.gates.gamma).split(sizes)
     tailed = scaled_rows(chunks.k, chunks.gates.tail).mT.split(sizes)
     last = chunks.gates.last.reshape(-1, 1, 1).split(sizes)
@@ -147,7 +176,7 @@ def run_chain(
     end = len(sizes) - 1
     for i, size in enumerate(sizes):
         add_product(xs[i], decayed[i], ss[i], -1.0)
-        product(solve[i], xs[i], out=ws[i])
+        apply_in_two_terms(solve[i], xs[i], ws[i])
         goes_on = i < end and sizes[i + 1] == size
         target = ss[i + 1] if goes_on else carry[:size]
         torch.mul(ss[i], last[i], out=target)

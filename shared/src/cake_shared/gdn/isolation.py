@@ -5,19 +5,22 @@ from collections.abc import Callable
 
 import torch
 
+from cake_shared.cpu_precision import ieee_products
+
 
 def isolated(function: Callable) -> Callable:
-    """Run `function` with autocast off and new tensors in host memory, whatever the caller has set.
+    """Run `function` with autocast off, products as given and new tensors in host memory, whatever the caller has set.
 
-    The rule takes what it is given: under autocast its products would silently run in another dtype, and under another
-    default device its tables would land there.
+    The rule takes what it is given: under autocast its products would silently run in another dtype, under a lower
+    precision of FP32 products in another precision, and under another default device its tables would land there.
     """
 
     @functools.wraps(function)
     def call(*arguments, **keywords):
-        if not torch.is_autocast_enabled("cpu") and torch.get_default_device().type == "cpu":
-            return function(*arguments, **keywords)
-        with torch.autocast("cpu", enabled=False), torch.device("cpu"):
-            return function(*arguments, **keywords)
+        with ieee_products():
+            if not torch.is_autocast_enabled("cpu") and torch.get_default_device().type == "cpu":
+                return function(*arguments, **keywords)
+            with torch.autocast("cpu", enabled=False), torch.device("cpu"):
+                return function(*arguments, **keywords)
 
     return call

@@ -8,7 +8,7 @@ contraction length and the layout. BF16 tiles are widened into a bounded workspa
 
 import torch
 
-from cake_shared.gemm.precision import ieee_products
+from cake_shared.cpu_precision import ieee_products
 from cake_shared.gemm.problem import round_up
 
 

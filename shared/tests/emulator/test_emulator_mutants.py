@@ -183,7 +183,7 @@ MUTANTS = [
     Mutant("bulk", 11, "no barrier before the copy out", (SharedRace, UninitialisedRead, MissingProxyFence)),
     Mutant("bulk", 12, "exits while copying", (AsyncInFlight,)),
     Mutant("bulk", 14, "a copy in no group", (AsyncInFlight,)),
-    Mutant("bulk", 15, "changes the source of a copy", (SharedRace, WrongResult), always=False),
+    Mutant("bulk", 15, "changes the source of a copy", (SharedRace,)),
     Mutant("handover", 1, "half of the count", (BarrierMisuse, SharedRace, Deadlock)),
     Mutant("handover", 2, "a count one too large", (Deadlock,)),
     Mutant("handover", 3, "does not wait for the reader", (BarrierMisuse, SharedRace, Deadlock)),
@@ -194,9 +194,7 @@ MUTANTS = [
     Mutant("cluster", 2, "addresses a CTA that does not exist", (OutOfBounds,)),
     Mutant("cluster", 3, "may exit while a neighbour reads", (OutOfBounds, SharedRace), always=False),
     Mutant("wgmma", 1, "half of the count", (BarrierMisuse, SharedRace, Deadlock, UnwaitedResult)),
-    Mutant(
-        "wgmma", 2, "overwrites tiles in use", (SharedRace, BarrierMisuse, UnwaitedResult, WrongResult), always=False
-    ),
+    Mutant("wgmma", 2, "overwrites tiles in use", (SharedRace, BarrierMisuse, UnwaitedResult)),
     Mutant("wgmma", 3, "expects 16 bytes too many", (Deadlock,)),
     Mutant("wgmma", 4, "expects 16 bytes too few", (Deadlock, BarrierMisuse, UnwaitedResult), always=False),
     Mutant("wgmma", 5, "forgets a load", (Deadlock,)),
@@ -207,14 +205,13 @@ MUTANTS = [
         "multiplies before the tiles are there",
         (UnwaitedResult, UninitialisedRead, SharedRace, BarrierMisuse),
     ),
-    Mutant("wgmma", 8, "uses results before the wait", (UnwaitedResult,)),
+    Mutant("wgmma", 8, "uses results before the wait", (UnwaitedResult, SharedRace)),
     Mutant("wgmma", 9, "no proxy fence after generic writes", (MissingProxyFence,)),
     Mutant("wgmma", 10, "no wgmma.fence", (IllegalInstruction,)),
-    Mutant("wgmma", 11, "never commits its group", (UnwaitedResult, AsyncInFlight)),
-    Mutant(
-        "wgmma", 12, "frees tiles before the product is done", (SharedRace, UnwaitedResult, WrongResult), always=False
-    ),
+    Mutant("wgmma", 11, "never commits its group", (UnwaitedResult, AsyncInFlight, SharedRace)),
+    Mutant("wgmma", 12, "frees tiles before the product is done", (SharedRace,)),
     Mutant("wgmma", 13, "one arrival missing", (Deadlock,)),
+    Mutant("wgmma", 14, "overwrites a tile between barriers, before the wait", (SharedRace,)),
     Mutant("tcgen05", 1, "an arrival that never comes", (Deadlock,), target="sm_100a"),
     Mutant("tcgen05", 2, "allocates 48 columns", (TensorMemoryLeak,), target="sm_100a"),
     Mutant("tcgen05", 3, "overwrites tiles in use", (SharedRace, BarrierMisuse, UnwaitedResult), target="sm_100a"),
@@ -235,6 +232,8 @@ MUTANTS = [
     Mutant("tcgen05", 12, "uses registers in flight", (UnwaitedResult,), target="sm_100a"),
     Mutant("tcgen05", 13, "keeps its tensor memory", (TensorMemoryLeak,), target="sm_100a"),
     Mutant("tcgen05", 14, "gives half of it back", (TensorMemoryLeak,), target="sm_100a"),
+    Mutant("tcgen05", 15, "changes an operand in use", (SharedRace,), target="sm_100a"),
+    Mutant("tcgen05", 16, "another warp changes an operand, behind a barrier", (SharedRace,), target="sm_100a"),
 ]
 
 
@@ -269,6 +268,11 @@ CLEAN += [("tcgen05", "sm_100a"), ("tcgen05", "sm_103a"), ("cluster", "sm_100a")
 def test_the_kernel_that_mutants_are_made_from_is_clean(kernel, target):
     for order, seed in [*ORDERS, ("random", 4), ("random", 5)]:
         run(kernel, 0, target, Options(order=order, seed=seed))
+
+
+@pytest.mark.parametrize(("order", "seed"), ORDERS)
+def test_one_thread_speaks_for_its_warpgroup_after_the_wait(order, seed):
+    run("wgmma", 15, "sm_90a", Options(order=order, seed=seed))
 
 
 def ptx(body: str, directives: str = "") -> str:

@@ -1,9 +1,11 @@
 """tcgen05 beyond what Triton emits: every load and store shape, copies and shifts, products of a pair of CTAs."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
-from cake_shared.emulator import Module, Options
+from cake_shared.emulator import Module, Options, SharedRace
 from cake_shared.emulator.conformance import ptx_text
 from cake_shared.emulator.conformance import rounding as rd
 from cake_shared.emulator.conformance.families import fragments as fr
@@ -175,6 +177,32 @@ tcgen05.wait::ld.sync.aligned;
         )
         want = np.stack([source[:, row_of(lane)].reshape(-1) for lane in range(128)])
         np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(("late", "caught"), [(True, False), (False, True)], ids=["after the wait", "before the wait"])
+def test_the_source_of_a_copy_is_kept_until_its_commit_is_waited_for(late, caught, order):
+    body = f"""{ptx_text.copy_in("source", "data", 2048, 128)}
+{BARRIER}
+bar.sync 0;
+{descriptor("from", 0, 2048, 128)}
+@!leader bra issued;
+tcgen05.cp.cta_group::1.128x128b [tmem], from;
+tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [place];
+issued:
+{WAIT if late else ""}
+@leader st.shared.b32 [data+64], 0;
+{"" if late else WAIT}"""
+    program = module(("source",), body)
+    with pytest.raises(SharedRace, match="matrix product") if caught else contextlib.nullcontext():
+        program.launch(
+            "k",
+            grid=1,
+            block=128,
+            smem_bytes=8192,
+            params=[np.arange(512, dtype=np.uint32)],
+            options=Options(order=order[0], seed=order[1]),
+        )
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)

@@ -69,9 +69,15 @@ __device__ void gemm(const CUtensorMap* map_a, const CUtensorMap* map_b, float* 
           mma(tmem, high | (address(s.a[stage]) + 32 * q) >> 4 & 0x3fff, high | (address(s.b[stage]) + 32 * q) >> 4 & 0x3fff,
               Mutant == 7 ? 1 : (k | q) != 0);                        // 7: adds to what nothing wrote
         if (!(Mutant == 8 && k == 1)) commit(&s.empty[stage]);        // 8: a stage is never given back
+        if (Mutant == 15 && k == 2) reinterpret_cast<volatile uint8_t*>(s.a[stage])[64] = 0;  // 15: changes an operand in use
       }
       commit(&s.done);
     }
+    if (Mutant == 16) asm volatile("bar.sync 1, 64;" ::: "memory");
+  }
+  if (Mutant == 16 && warp == 0) {                                    // 16: another warp does, behind a barrier
+    asm volatile("bar.sync 1, 64;" ::: "memory");
+    if (lane == 3) reinterpret_cast<volatile uint8_t*>(s.b[0])[64] = 0;
   }
   __syncwarp();
   if (warp < 4) {
@@ -97,4 +103,4 @@ __device__ void gemm(const CUtensorMap* map_a, const CUtensorMap* map_b, float* 
     gemm<k>(&a, &b, d, steps);                                                                                                \
   }
 KERNEL(0) KERNEL(1) KERNEL(2) KERNEL(3) KERNEL(4) KERNEL(5) KERNEL(6) KERNEL(7) KERNEL(8) KERNEL(9) KERNEL(10) KERNEL(11)
-KERNEL(12) KERNEL(13) KERNEL(14)
+KERNEL(12) KERNEL(13) KERNEL(14) KERNEL(15) KERNEL(16)

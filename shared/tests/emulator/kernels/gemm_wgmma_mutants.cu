@@ -27,7 +27,7 @@ __device__ void gemm(const CUtensorMap* map_a, const CUtensorMap* map_b, float* 
   if (threadIdx.x == 0) {
     for (int k = 0; k < kStages; k++) {
       barrier_init(&s.full[k], 1);
-      barrier_init(&s.empty[k], Mutant == 1 ? 64 : 128);  // 1: two phases a round
+      barrier_init(&s.empty[k], Mutant == 1 ? 64 : Mutant == 15 ? 1 : 128);  // 1: two phases a round
     }
     barrier_fence();
   }
@@ -56,7 +56,13 @@ __device__ void gemm(const CUtensorMap* map_a, const CUtensorMap* map_b, float* 
       mma(c, high | (address(s.a[stage]) + 32 * q) >> 4 & 0x3fff, high | (address(s.b[stage]) + 32 * q) >> 4 & 0x3fff);
     if (Mutant != 11) asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");  // 11: a group never committed
     if (Mutant == 12) arrive(&s.empty[stage]);                                // 12: freed before the product is done
+    if (Mutant == 14 && k == 3) {                                              // 14: overwritten between barriers, before the wait
+      asm volatile("bar.sync 1, 128;" ::: "memory");
+      if (threadIdx.x == 70) reinterpret_cast<volatile uint16_t*>(s.b[stage])[5] = 0;
+      asm volatile("bar.sync 1, 128;" ::: "memory");
+    }
     if (Mutant != 8) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");  // 8: results read too early
+    if (Mutant == 15 && threadIdx.x != 64) continue;                           // 15 is right: one thread speaks for the warpgroup
     if (Mutant != 12 && !(Mutant == 13 && threadIdx.x == 0 && k == 1)) arrive(&s.empty[stage]);  // 13: one arrival missing
   }
   int row = warp * 16 + lane / 4, column = lane % 4 * 2;
@@ -73,4 +79,4 @@ __device__ void gemm(const CUtensorMap* map_a, const CUtensorMap* map_b, float* 
     gemm<k>(&a, &b, d, steps);                                                                                                \
   }
 KERNEL(0) KERNEL(1) KERNEL(2) KERNEL(3) KERNEL(4) KERNEL(5) KERNEL(6) KERNEL(7) KERNEL(8) KERNEL(9) KERNEL(10) KERNEL(11)
-KERNEL(12) KERNEL(13)
+KERNEL(12) KERNEL(13) KERNEL(14) KERNEL(15)

@@ -76,14 +76,17 @@ void AsyncQueue::maybe_complete(Gang& gang) {
   if (gang.launch->order == Order::Random && !pending_.empty() && (gang.random() & 3) == 0) complete_some(gang);
 }
 
-void GroupList::wait(Gang& gang, AsyncQueue& queue, size_t leave) {
+u32 GroupList::wait(Gang& gang, AsyncQueue& queue, size_t leave) {
+  u32 clock = 0;
   while (committed.size() > leave) {
     for (auto& op : committed.front()) {
       queue.complete(gang, op);
       op->waited = true;
+      clock = std::max(clock, op->clock);
     }
     committed.pop_front();
   }
+  return clock;
 }
 
 bool GroupList::idle() const { return open.empty() && committed.empty(); }

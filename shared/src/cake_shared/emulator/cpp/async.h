@@ -21,6 +21,7 @@ struct AsyncOp {
   bool waited = false;     // a thread has waited for it
   Warp* issuer = nullptr;  // for the place of a fault
   int pc = -1;
+  u32 clock = 0;  // of the actor that reads shared memory, see Clocks
 };
 using AsyncHandle = std::shared_ptr<AsyncOp>;
 
@@ -49,7 +50,7 @@ struct GroupList {
     committed.push_back(std::move(open));
     open.clear();
   }
-  void wait(Gang& gang, AsyncQueue& queue, size_t leave);
+  u32 wait(Gang& gang, AsyncQueue& queue, size_t leave);  // the newest clock of what is done now
   bool idle() const;
 };
 

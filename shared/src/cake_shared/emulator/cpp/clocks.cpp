@@ -12,7 +12,7 @@ void Clocks::reset(u32 warps) {
   }
   fences_.reset(actors(), warps);
   cluster_.reset(actors(), warps);
-  completed_.assign(kBarrierActors, 0);
+  clocks_.assign(actors(), 0);
 }
 
 void Clocks::cluster_release() {

@@ -1,9 +1,10 @@
 // Happens-before between the warps of a gang: vector clocks, passed on by barriers, fences and asynchronous
 // completions.
 //
-// Actors are the warps, and one actor a mbarrier for the copies that complete on it. A warp knows of another actor's
-// work up to a clock; what an actor did at a later clock is unordered with it. A second vector tells up to which clock
-// the other warps' ordinary writes are visible to the asynchronous proxy (they lie before a proxy fence).
+// Actors are the warps; by warp, the bulk copies out of shared memory and the matrix products that it has issued; one actor
+// a mbarrier for the copies that complete on it; and the launches before this one. A warp knows of another actor's work up
+// to a clock; what an actor did at a later clock is unordered with it. A second vector tells up to which clock the other
+// warps' ordinary writes are visible to the asynchronous proxy (they lie before a proxy fence).
 #pragma once
 #include <vector>
 
@@ -30,7 +31,11 @@ class Clocks {
 
   void reset(u32 warps);
   u32 warps() const { return warps_; }
-  u32 actors() const { return warps_ + kBarrierActors; }
+  u32 actors() const { return first_barrier() + kBarrierActors + 1; }
+  u32 bulk_actor(u32 warp) const { return warps_ + warp; }
+  u32 matrix_actor(u32 warp) const { return 2 * warps_ + warp; }
+  u32 first_barrier() const { return 3 * warps_; }
+  u32 grid_actor() const { return actors() - 1; }  // clock 1: the launches before this one have ended
   Knowledge& of(u32 warp) { return warps_knowledge_[warp]; }
   u32 now(u32 warp) const { return warps_knowledge_[warp].seen[warp]; }
   // The warp hands on what it knows; what it does from now on is not part of that.
@@ -50,15 +55,23 @@ class Clocks {
   }
   void cluster_arrive(u32 warp) { release(warp, cluster_); }
   void cluster_release();  // every warp learns what all have handed on
-  u32 new_barrier_actor() { return warps_ + next_barrier_++ % kBarrierActors; }
-  u32 completed(u32 actor) const { return completed_[actor - warps_]; }
-  u32 complete(u32 actor) { return ++completed_[actor - warps_]; }
+  u32 new_barrier_actor() { return first_barrier() + next_barrier_++ % kBarrierActors; }
+  u32 completed(u32 actor) const { return clocks_[actor]; }
+  u32 complete(u32 actor) { return ++clocks_[actor]; }
+  // Operations that a warp issues count up the clock of its bulk or matrix actor; whoever waits for one knows of it.
+  u32 issued(u32 actor) const { return clocks_[actor]; }
+  u32 issue(u32 actor) { return ++clocks_[actor]; }
+  void know(u32 warp, u32 actor, u32 clock) {
+    u32& seen = warps_knowledge_[warp].seen[actor];
+    seen = seen < clock ? clock : seen;
+  }
+  bool knows(u32 warp, u32 actor, u32 clock) const { return warps_knowledge_[warp].seen[actor] >= clock; }
 
  private:
   u32 warps_ = 0, next_barrier_ = 0;
   std::vector<Knowledge> warps_knowledge_;
   Knowledge fences_, cluster_;
-  std::vector<u32> completed_;
+  std::vector<u32> clocks_;  // by actor: of mbarriers the phases completed, of the others the operations issued
 };
 
 }  // namespace cake::emu

@@ -92,7 +92,13 @@ void h_bulk_commit(Warp& w, const Ins&) {
   each_lane(w.mask, [&](int l) { w.bulk.lane(l).commit(); });
 }
 void h_bulk_wait(Warp& w, const Ins& i) {
-  each_lane(w.mask, [&](int l) { w.bulk.lane(l).wait(*w.gang, w.gang->async, static_cast<size_t>(i.imm)); });
+  u32 clock = 0;
+  each_lane(w.mask, [&](int l) {
+    clock = std::max(clock, w.bulk.lane(l).wait(*w.gang, w.gang->async, static_cast<size_t>(i.imm)));
+  });
+  if (!w.cta->shadow) return;
+  const u32 me = w.cta->shadow->id(w);
+  w.gang->clocks.know(me, w.gang->clocks.bulk_actor(me), clock);
 }
 
 void decode_copy(Decoder& d, Ins& i) {

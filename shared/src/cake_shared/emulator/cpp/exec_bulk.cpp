@@ -65,6 +65,20 @@ void perform(Warp& w, const Transfer& t, u32 flags, int lane) {
   });
 }
 
+// The source counts as read until the wait that covers the copy: of its group, or of the mbarrier that counts its bytes.
+u32 note_source(Warp& w, Cta& cta, const Transfer& t) {
+  Clocks& clocks = w.gang->clocks;
+  u32 actor = clocks.bulk_actor(cta.shadow->id(w)), clock = 0;
+  if (t.direction == kSharedToGlobal) {
+    clock = clocks.issue(actor);
+  } else {
+    const Cta& owner = shared_owner(w, t.barrier, 8, Rw::Atomic, -1, true);
+    if (!owner.shadow->mbarrier_clock(t.barrier & (kSharedWindow - 1), actor, clock)) return 0;
+  }
+  cta.shadow->async_read(w, t.shared & (kSharedWindow - 1), t.bytes, actor, clock);
+  return clock;
+}
+
 void h_bulk(Warp& w, const Ins& i) {
   const u32* extra = w.gang->launch->program->operands.data() + i.list;  // slots and offsets, see the decoder
   each_lane(w.mask, [&](int l) {
@@ -92,6 +106,7 @@ void h_bulk(Warp& w, const Ins& i) {
     if (t.direction != kGlobalToShared) check("shared address", t.shared, 16, l);
     if (t.direction != kSharedToGlobal) check("shared address", t.destination, 16, l);
     // The range is checked now, where the fault has a place; the data move later.
+    u32 clock = 0;
     if (t.direction == kSharedToGlobal) {
       if (w.gang->launch->registry.find(t.global, t.bytes) < 0) global_fault(w, t.global, t.bytes, Rw::Write, l);
     } else if (t.direction == kGlobalToShared) {
@@ -99,13 +114,13 @@ void h_bulk(Warp& w, const Ins& i) {
     }
     if (t.direction != kGlobalToShared) {
       Cta& cta = shared_owner(w, t.shared, t.bytes, Rw::Read, l, false);
-      if (cta.shadow) cta.shadow->async_access(w, t.shared & (kSharedWindow - 1), t.bytes, true, false);
+      if (cta.shadow) clock = note_source(w, cta, t);
     }
     if (t.direction != kSharedToGlobal) {
       receivers(*w.gang, t, i.flags, [&](u32 destination, u32) {
         Cta& cta = shared_owner(w, destination, t.bytes, Rw::Write, l, true);
         if (cta.shadow)
-          cta.shadow->async_access(w, destination & (kSharedWindow - 1), t.bytes, (i.flags & kReduce) != 0, true);
+          cta.shadow->async_write(w, destination & (kSharedWindow - 1), t.bytes, (i.flags & kReduce) != 0);
       });
     }
     w.stats->bytes[static_cast<int>(Space::Global)][t.direction == kSharedToGlobal] +=
@@ -115,6 +130,7 @@ void h_bulk(Warp& w, const Ins& i) {
     Warp* warp = &w;
     const u32 flags = i.flags;
     auto op = w.gang->async.issue(*w.gang, [warp, t, flags, l] { perform(*warp, t, flags, l); });
+    op->clock = clock;
     if (t.direction == kSharedToGlobal) w.bulk.lane(l).open.push_back(op);
   });
 }
@@ -145,6 +161,8 @@ void decode_bulk_copy(Decoder& d, Ins& i) {
     d.unsupported("state spaces");
   }
   i.flags = direction;
+  if (direction == kSharedToGlobal) d.program().bulk_reads = true;
+  if (direction == kSharedToShared) d.program().barrier_reads = true;
   const bool by_barrier = m.take("mbarrier::complete_tx::bytes");
   if (!by_barrier && !m.take("bulk_group")) d.unsupported("completion mechanism");
   if (by_barrier == (direction == kSharedToGlobal)) d.unsupported("this completion mechanism for this direction");

@@ -239,9 +239,17 @@ void h_commit(Warp& w, const Ins& i) {
       if (mask >> rank & 1) shared_owner(w, rank << kRankShift | offset, 8, Rw::Atomic, l, true);
     }
     Gang* gang = w.gang;
-    gang->async.issue(*gang, [gang, mask, offset] {
+    // Whoever waits for the phase knows that what this warp had issued has read its operands.
+    u32 reader = 0, clock = 0;
+    if (w.cta->shadow) {
+      reader = gang->clocks.matrix_actor(w.cta->shadow->id(w));
+      clock = gang->clocks.issue(reader);
+    }
+    gang->async.issue(*gang, [gang, mask, offset, reader, clock] {
       for (u32 rank = 0; rank < gang->ctas.size(); ++rank) {
-        if (mask >> rank & 1) mbarrier_arrive(*gang, rank << kRankShift | offset, 1);
+        if (!(mask >> rank & 1)) continue;
+        if (gang->ctas[rank]->shadow) gang->ctas[rank]->shadow->mbarrier_tells(offset, reader, clock);
+        mbarrier_arrive(*gang, rank << kRankShift | offset, 1);
       }
     }, tensor_pipe(*w.cta));
   });

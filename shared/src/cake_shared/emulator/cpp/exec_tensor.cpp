@@ -282,7 +282,7 @@ void h_tensor_copy(Warp& w, const Ins& i) {
         Cta& cta = shared_owner(w, address, box.bytes, Rw::Write, l, true);
         const u32 signal = i.flags & kMulticast ? rank << kRankShift | (barrier & (kSharedWindow - 1)) : barrier;
         shared_owner(w, signal, 8, Rw::Atomic, l, true);
-        if (cta.shadow) cta.shadow->async_access(w, offset, box.bytes, false, true);
+        if (cta.shadow) cta.shadow->async_write(w, offset, box.bytes, false);
         barriers.push_back(signal);
       }
       w.stats->bytes[static_cast<int>(Space::Global)][0] += box.bytes;
@@ -300,13 +300,19 @@ void h_tensor_copy(Warp& w, const Ins& i) {
     }
     Cta& cta = shared_owner(w, shared, box.bytes, Rw::Read, l, false);
     const u32 offset = shared & (kSharedWindow - 1);
-    if (cta.shadow) cta.shadow->async_access(w, offset, box.bytes, true, false);
+    u32 clock = 0;
+    if (cta.shadow) {
+      const u32 reader = gang->clocks.bulk_actor(cta.shadow->id(w));
+      clock = gang->clocks.issue(reader);
+      cta.shadow->async_read(w, offset, box.bytes, reader, clock);
+    }
     w.stats->bytes[static_cast<int>(Space::Global)][1] += box.bytes;
     const bool reduce = move == Move::Reduce;
     const Reduction op = static_cast<Reduction>(i.e);
     if (reduce) check_reduction(map, op, l);
     Cta* owner = &cta;
     auto handle = gang->async.issue(*gang, [warp, box, owner, offset, reduce, op] { store_box(*warp, box, *owner, offset, reduce, op); });
+    handle->clock = clock;
     w.bulk.lane(l).open.push_back(std::move(handle));
   });
 }
@@ -339,6 +345,7 @@ bool decode_tensor_copy(Decoder& d, Ins& i) {
     m.take("global");
   } else if (to_global) {
     move = reduce ? Move::Reduce : Move::Store;
+    d.program().bulk_reads = true;
   } else if (m.take("shared::cluster") || m.take("shared::cta")) {
     m.take("global");
   } else {

@@ -1,5 +1,6 @@
 // wgmma: products of a warpgroup's 64 rows, A from registers or shared memory, B from shared memory, D in registers.
-// Each warp computes its own 16 rows when the order of completion says so; reads of shared memory happen then.
+// Each warp computes its own 16 rows when the order of completion says so; reads of shared memory happen then. A product is
+// done when all four warps have issued it and it has run for all of them: one warp's wait speaks for the warpgroup.
 #include <algorithm>
 #include <array>
 
@@ -12,7 +13,7 @@ namespace cake::emu {
 
 void WgmmaState::check_exit() const {
   for (size_t k = 0; k < warps.size(); ++k) {
-    if (!warps[k].open.empty() || !warps[k].committed.empty()) {
+    if (warps[k].outstanding()) {
       fault("AsyncInFlight", "the CTA ends with wgmma products that no wait has covered (warp " + std::to_string(k) + ")");
     }
     if (warps[k].sequence != warps[k / 4 * 4].sequence) {
@@ -112,13 +113,12 @@ void compute(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors, bool 
   const u32* a_slots = d_slots + i.n;
   const u32 depth = 32 / element_bytes(s.a);
   std::vector<T> a(depth * 16), b(depth * s.n), d(16 * s.n, T(0));
-  auto nothing = [](u32) {};
   if (i.flags & kARegisters) {
     a_from_registers(w, a_slots, s.a, a.data());
   } else {
-    read_tile(*w.cta, tile_of(descriptors[0], i.flags & kTransposeA), s.a, 16, static_cast<u32>(w.index % 4) * 16, a.data(), nothing);
+    read_tile(*w.cta, tile_of(descriptors[0], i.flags & kTransposeA), s.a, 16, static_cast<u32>(w.index % 4) * 16, a.data());
   }
-  read_tile(*w.cta, tile_of(descriptors[1], i.flags & kTransposeB), s.b, s.n, 0, b.data(), nothing);
+  read_tile(*w.cta, tile_of(descriptors[1], i.flags & kTransposeB), s.b, s.n, 0, b.data());
   if (!(i.flags & kNegateA) != !(i.flags & kNegateB)) {
     for (T& x : a) x = -x;
   }
@@ -156,23 +156,21 @@ void check_registers(Warp& w, const u32* d_slots, u32 d_count, const u32* a_slot
   }
 }
 
-// What the product reads of shared memory is told to the detectors when it is issued and again at the wait: between the two
-// nobody may write there.
-std::vector<u32> tiles_of(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors) {
-  std::vector<u32> tiles;
-  if (!w.cta->shadow) return tiles;
-  const Shape s = shape_of(i);
-  std::vector<float> scratch(32 * std::max(16u, s.n));
-  auto touch = [&](u32 at) { tiles.push_back(at); };
-  if (!(i.flags & kARegisters)) {
-    read_tile(*w.cta, tile_of(descriptors[0], i.flags & kTransposeA), s.a, 16, static_cast<u32>(w.index % 4) * 16, scratch.data(), touch);
-  }
-  read_tile(*w.cta, tile_of(descriptors[1], i.flags & kTransposeB), s.b, s.n, 0, scratch.data(), touch);
-  return tiles;
+// A product belongs to the whole warpgroup, and so does the clock that tells when its operands have been read.
+u32 reader_of(Warp& w) {
+  const u32 warp = w.cta->rank * static_cast<u32>(w.cta->warps.size()) + static_cast<u32>(w.index);
+  return w.gang->clocks.matrix_actor(warp - static_cast<u32>(w.index % 4));
 }
 
-void announce(Warp& w, const std::vector<u32>& tiles) {
-  for (u32 at : tiles) w.cta->shadow->async_access(w, at, 16, true, false);
+void announce(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors, u32 sequence) {
+  if (!w.cta->shadow) return;
+  const Shape s = shape_of(i);
+  const u32 reader = reader_of(w);
+  if (!(i.flags & kARegisters)) {
+    const SharedTile a = tile_of(descriptors[0], i.flags & kTransposeA);
+    announce_tile(w, *w.cta, a, s.a, 16, static_cast<u32>(w.index % 4) * 16, reader, sequence);
+  }
+  announce_tile(w, *w.cta, tile_of(descriptors[1], i.flags & kTransposeB), s.b, s.n, 0, reader, sequence);
 }
 
 template <class T>
@@ -180,6 +178,10 @@ void h_wgmma(Warp& w, const Ins& i) {
   if (w.mask != kFull) fault("IllegalInstruction", "wgmma is executed by " + std::to_string(std::popcount(w.mask)) + " of 32 lanes");
   WgmmaState::PerWarp& state = state_of(w);
   if (!state.fenced) fault("IllegalInstruction", "the first wgmma of a warp needs wgmma.fence before it");
+  if (w.index / 4 * 4 + 4 > static_cast<int>(w.cta->warps.size())) {
+    fault("IllegalInstruction", "wgmma takes four warps, the warpgroup of warp " + std::to_string(w.index) + " has " +
+          std::to_string(w.cta->warps.size() % 4));
+  }
   const Program& program = *w.gang->launch->program;
   const u32* d_slots = program.operands.data() + i.list;
   const u32* a_slots = d_slots + i.n;
@@ -196,8 +198,8 @@ void h_wgmma(Warp& w, const Ins& i) {
   entry->reads.assign(a_slots, a_slots + a_count);
   entry->line = i.line;
   entry->opcode = i.opcode;
-  entry->tiles = tiles_of(w, i, descriptors);
-  announce(w, entry->tiles);
+  entry->sequence = static_cast<u32>(state.sequence.size());
+  announce(w, i, descriptors, entry->sequence);
   Warp* warp = &w;
   const Ins* ins = &i;
   FlightEntry* own = entry.get();  // the entry outlives its operation: the warp's groups hold it
@@ -209,6 +211,7 @@ void h_wgmma(Warp& w, const Ins& i) {
   }, stream);
   state.open.push_back(entry);
   w.flight->add(entry);
+  ++w.gang->progress;
 }
 
 void h_fence(Warp& w, const Ins&) { state_of(w).fenced = true; }
@@ -219,16 +222,47 @@ void h_commit(Warp& w, const Ins&) {
   state.open.clear();
 }
 
+// The warps of the warpgroup must have issued the product too. True when they have.
+bool issued_by_all(Warp& w, u32 sequence) {
+  for (u32 k = 0; k < 4; ++k) {
+    const size_t at = static_cast<size_t>(w.index) / 4 * 4 + k;
+    if (w.cta->wgmma->warps[at].sequence.size() >= sequence) continue;
+    if (!w.cta->warps[at].alive) {
+      fault("IllegalInstruction", "warp " + std::to_string(at) + " has exited without this warpgroup's wgmma number " +
+            std::to_string(sequence));
+    }
+    return false;
+  }
+  return true;
+}
+
+void complete_for_all(Warp& w, u32 sequence) {
+  for (u32 k = 0; k < 4; ++k) {
+    WgmmaState::PerWarp& sibling = w.cta->wgmma->warps[static_cast<size_t>(w.index) / 4 * 4 + k];
+    auto finish = [&](const FlightHandle& entry) {
+      if (entry->sequence <= sequence) w.gang->async.complete(*w.gang, entry->op);
+    };
+    for (const auto& group : sibling.committed) std::for_each(group.begin(), group.end(), finish);
+    std::for_each(sibling.open.begin(), sibling.open.end(), finish);
+  }
+}
+
 void h_wait(Warp& w, const Ins& i) {
   WgmmaState::PerWarp& state = state_of(w);
+  u32 newest = 0;
+  for (size_t k = 0; k + static_cast<size_t>(i.imm) < state.committed.size(); ++k) {
+    if (!state.committed[k].empty()) newest = state.committed[k].back()->sequence;
+  }
+  if (newest && !issued_by_all(w, newest)) {
+    w.signal = Signal::Again;
+    return;
+  }
+  if (newest) complete_for_all(w, newest);
   while (state.committed.size() > static_cast<size_t>(i.imm)) {
-    for (auto& entry : state.committed.front()) {
-      w.gang->async.complete(*w.gang, entry->op);
-      announce(w, entry->tiles);
-      entry->waited = true;
-    }
+    for (auto& entry : state.committed.front()) entry->waited = true;
     state.committed.pop_front();
   }
+  if (newest && w.cta->shadow) w.gang->clocks.know(w.cta->shadow->id(w), reader_of(w), newest);
   if (w.flight) w.flight->settle();
 }
 
@@ -280,6 +314,7 @@ void decode_product(Decoder& d, Ins& i) {
   const bool whole = a == Element::S8 || a == Element::U8;
   if (whole != (accumulator == Accumulator::S32)) d.syntax("this accumulator does not go with these operands");
   if (k != 32 / element_bytes(a)) d.syntax("k of the shape does not fit the operand type");
+  d.program().matrix_reads = true;
   i.kind = Kind::Sync;
   i.sync = Sync::All;
   i.fn = whole ? h_wgmma<i32> : h_wgmma<float>;

@@ -13,7 +13,7 @@ struct Warp;
 struct FlightEntry {
   AsyncHandle op;
   std::vector<u32> writes, reads;  // register slots
-  std::vector<u32> tiles;          // 16-byte chunks of shared memory that the operation reads
+  u32 sequence = 0;                // a wgmma's number among those of its warpgroup, from 1
   u32 line = 0;
   u32 opcode = 0;
   bool waited = false;

@@ -124,6 +124,8 @@ struct Program {
   std::vector<Touched> touched;
   std::vector<u32> touched_slots;
   u32 shared_granule = 4;  // smallest access to shared memory in bytes, for the race detector
+  // Which asynchronous operations read shared memory: the race detector keeps a column a warp for each.
+  bool bulk_reads = false, matrix_reads = false, barrier_reads = false;
 };
 
 }  // namespace cake::emu

@@ -17,7 +17,12 @@ void SharedShadow::reset(Cta& cta) {
   warps_per_cta_ = static_cast<u32>(cta.warps.size());
   const u32 cells = (cta.shared_end + granule_ - 1) / granule_;
   cells_.assign(cells, Cell{});
-  readers_.assign(static_cast<size_t>(cells) * warps_, 0);
+  const Program& program = *gang_->launch->program;
+  columns_ = program.barrier_reads  ? clocks_->first_barrier() + Clocks::kBarrierActors
+             : program.matrix_reads ? 3 * warps_
+             : program.bulk_reads   ? 2 * warps_
+                                    : warps_;
+  readers_.assign(static_cast<size_t>(cells) * columns_, 0);
   mbarriers_.clear();
   copies_.clear();
   issuing_.clear();
@@ -32,16 +37,20 @@ std::string SharedShadow::place(u32 cell) const {
 }
 
 std::string SharedShadow::name(u32 actor) const {
-  if (actor >= warps_) return "an asynchronous copy";
-  std::string text = "warp " + std::to_string(actor % warps_per_cta_);
-  if (warps_ > warps_per_cta_) text += " of CTA rank " + std::to_string(actor / warps_per_cta_);
+  if (actor >= clocks_->first_barrier()) return "an asynchronous copy";
+  const u32 warp = actor % warps_;
+  std::string text = actor < warps_       ? "warp "
+                     : actor < 2 * warps_ ? "a bulk copy issued by warp "
+                                          : "a matrix product or tcgen05.cp issued by warp ";
+  text += std::to_string(warp % warps_per_cta_);
+  if (warps_ > warps_per_cta_) text += " of CTA rank " + std::to_string(warp / warps_per_cta_);
   return text;
 }
 
 void SharedShadow::race(u32 me, u32 other, u32 cell, const char* what, int lane) const {
-  fault("SharedRace",
-        place(cell) + ": " + what + " by " + name(me) + " with nothing that orders it after that of " + name(other),
-        lane);
+  const std::string mine = place(cell) + ": " + what + " by " + name(me);
+  if (other < warps_) fault("SharedRace", mine + " with nothing that orders it after that of " + name(other), lane);
+  fault("SharedRace", mine + " where " + name(other) + " may still read: it knows of no wait that covers it", lane);
 }
 
 // The last write must be known to the warp; a write must also know of every read.
@@ -54,7 +63,7 @@ void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool atomic, int 
           place(cell) + ": an asynchronous copy into them is under way and has not been waited for", lane);
   }
   if (c.clock > seen[c.writer] && !(atomic && (c.flags & kAtomic))) {
-    if (c.writer >= warps_) {
+    if (c.writer >= clocks_->first_barrier()) {
       fault(writes ? "SharedRace" : "UnwaitedResult",
             place(cell) + ": the mbarrier of the copy that wrote them has not been waited for by " + name(me), lane);
     }
@@ -66,9 +75,9 @@ void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool atomic, int 
   if (!writes) return;
   const u32* read = readers(cell);
   bool unordered = false;
-  for (u32 k = 0; k < warps_; ++k) unordered |= read[k] > seen[k];
+  for (u32 k = 0; k < columns_; ++k) unordered |= read[k] > seen[k];
   if (!unordered) return;
-  for (u32 k = 0; k < warps_; ++k) {
+  for (u32 k = 0; k < columns_; ++k) {
     if (read[k] > seen[k]) race(me, k, cell, "a write", lane);
   }
 }
@@ -114,36 +123,41 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
   }
 }
 
-void SharedShadow::async_access(Warp& issuer, u32 offset, u32 bytes, bool reads, bool writes) {
+void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes) {
+  const Cell& c = cells_[cell];
+  const Knowledge& known = clocks_->of(id(issuer));
+  if (reads) {
+    if (!(c.flags & (kWritten | kUnderWay))) fault("UninitialisedRead", place(cell) + " have never been written");
+    if (c.writer < warps_ && !(c.flags & (kProxy | kUnderWay)) && c.clock <= known.seen[c.writer] &&
+        c.clock > known.fenced[c.writer]) {
+      fault("MissingProxyFence",
+            place(cell) + " were written by " + name(c.writer) +
+                " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
+    }
+  }
+  check_order(issuer, cell, writes, false, -1);
+}
+
+void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, u32 reader, u32 clock) {
   if (bytes == 0) return;
-  const u32 me = id(issuer);
-  const Knowledge& known = clocks_->of(me);
-  const u32 first = offset / granule_, last = (offset + bytes - 1) / granule_;
-  for (u32 cell = first; cell <= last; ++cell) {
-    Cell& c = cells_[cell];
-    if (reads) {
-      if (!(c.flags & (kWritten | kUnderWay))) fault("UninitialisedRead", place(cell) + " have never been written");
-      if (c.writer < warps_ && !(c.flags & (kProxy | kUnderWay)) && c.clock <= known.seen[c.writer] &&
-          c.clock > known.fenced[c.writer]) {
-        fault("MissingProxyFence",
-              place(cell) + " were written by " + name(c.writer) +
-                  " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
-      }
-    }
-    check_order(issuer, cell, writes, false, -1);
-    if (writes) {
-      c.flags = static_cast<u8>((c.flags & kWritten) | kUnderWay);
-    } else {
-      readers(cell)[me] = clocks_->now(me);
-    }
+  for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
+    async_order(issuer, cell, true, false);
+    if (reader < columns_) readers(cell)[reader] = std::max(readers(cell)[reader], clock);
+  }
+}
+
+void SharedShadow::async_write(Warp& issuer, u32 offset, u32 bytes, bool reads) {
+  if (bytes == 0) return;
+  for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
+    async_order(issuer, cell, reads, true);
+    cells_[cell].flags = static_cast<u8>((cells_[cell].flags & kWritten) | kUnderWay);
   }
 }
 
 void SharedShadow::async_arrived(u32 offset, u32 bytes, u32 barrier) {
   if (bytes == 0) return;
-  const SharedShadow& owner = *gang_->ctas[barrier >> kRankShift]->shadow;
-  auto it = owner.mbarriers_.find(barrier & (kSharedWindow - 1));
-  const bool known = it != owner.mbarriers_.end();
+  u32 actor = 0, clock = 0;
+  const bool known = gang_->ctas[barrier >> kRankShift]->shadow->mbarrier_clock(barrier & (kSharedWindow - 1), actor, clock);
   const u32 first = offset / granule_, last = (offset + bytes - 1) / granule_;
   for (u32 cell = first; cell <= last; ++cell) {
     Cell& c = cells_[cell];
@@ -152,8 +166,8 @@ void SharedShadow::async_arrived(u32 offset, u32 bytes, u32 barrier) {
       c.clock = 0;  // an mbarrier that this shadow has not seen initialised: nothing can be said
       continue;
     }
-    c.writer = static_cast<u16>(it->second.actor);
-    c.clock = clocks_->completed(it->second.actor) + 1;  // known to whoever waits for the phase that counts it
+    c.writer = static_cast<u16>(actor);
+    c.clock = clock;  // known to whoever waits for the phase that counts it
   }
 }
 
@@ -233,6 +247,21 @@ void SharedShadow::mbarrier_phase(u32 offset) {
   Mbarrier& m = it->second;
   m.completed.learn(m.arriving);
   m.completed.seen[m.actor] = clocks_->complete(m.actor);
+}
+
+void SharedShadow::mbarrier_tells(u32 offset, u32 actor, u32 clock) {
+  auto it = mbarriers_.find(offset);
+  if (it == mbarriers_.end()) return;
+  u32& told = it->second.arriving.seen[actor];
+  told = std::max(told, clock);
+}
+
+bool SharedShadow::mbarrier_clock(u32 offset, u32& actor, u32& clock) const {
+  auto it = mbarriers_.find(offset);
+  if (it == mbarriers_.end()) return false;
+  actor = it->second.actor;
+  clock = clocks_->completed(actor) + 1;
+  return true;
 }
 
 void SharedShadow::mbarrier_acquire(Warp& w, u32 offset) {

@@ -26,7 +26,9 @@ class SharedShadow {
   void access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool atomic, int lane);
   // By the asynchronous proxy on behalf of `issuer`, when the operation is issued. A copy that writes is then under way
   // until async_arrived says that its data are there and which mbarrier counts them (a shared address with rank bits).
-  void async_access(Warp& issuer, u32 offset, u32 bytes, bool reads, bool writes);
+  // What it reads nobody may write before knowing `reader` up to `clock`.
+  void async_read(Warp& issuer, u32 offset, u32 bytes, u32 reader, u32 clock);
+  void async_write(Warp& issuer, u32 offset, u32 bytes, bool reads);
   void async_arrived(u32 offset, u32 bytes, u32 barrier);
 
   // cp.async: under way until a wait of the thread that issued it.
@@ -46,6 +48,11 @@ class SharedShadow {
   void mbarrier_arrive(Warp& w, u32 offset);
   void mbarrier_phase(u32 offset);
   void mbarrier_acquire(Warp& w, u32 offset);
+  // The phase that counts this arrival also tells of operations of `actor` up to `clock`.
+  void mbarrier_tells(u32 offset, u32 actor, u32 clock);
+  // The actor of a mbarrier and the clock of its phase under way; false for one that this shadow has not seen initialised.
+  bool mbarrier_clock(u32 offset, u32& actor, u32& clock) const;
+  u32 id(const Warp& w) const;  // the warp's actor
 
  private:
   enum : u8 { kWritten = 1, kAtomic = 2, kUnderWay = 4, kProxy = 8 };  // kProxy: written by the asynchronous proxy
@@ -74,8 +81,8 @@ class SharedShadow {
   };
   void confirm();
 
-  u32 id(const Warp& w) const;
-  u32* readers(u32 cell) { return readers_.data() + static_cast<size_t>(cell) * warps_; }
+  u32* readers(u32 cell) { return readers_.data() + static_cast<size_t>(cell) * columns_; }
+  void async_order(Warp& issuer, u32 cell, bool reads, bool writes);
   void check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane, bool forgive = false);
   [[noreturn]] void race(u32 me, u32 other, u32 cell, const char* what, int lane) const;
   std::string place(u32 cell) const;
@@ -86,8 +93,9 @@ class SharedShadow {
   Gang* gang_;
   Clocks* clocks_;
   u32 granule_, warps_, warps_per_cta_;
+  u32 columns_;  // the first actors, as many as may read
   std::vector<Cell> cells_;
-  std::vector<u32> readers_;  // by cell, then warp: clock of its last read
+  std::vector<u32> readers_;  // by cell, then actor: clock of its last read
   std::unordered_map<u32, Mbarrier> mbarriers_;
   Knowledge named_[16];
   std::vector<Suspect> suspects_;

@@ -137,7 +137,7 @@ void multiply_part(Cta& cta, const Product& p, const std::vector<T>& b, u32 part
   if (p.a_in_tensor) {
     a_from_tensor(memory, p, rows, a);
   } else {
-    read_tile(cta, tile_of(p.a_descriptor, p.shape.a_mn), p.shape.a, rows, 0, a.data(), [](u32) {});
+    read_tile(cta, tile_of(p.a_descriptor, p.shape.a_mn), p.shape.a, rows, 0, a.data());
   }
   if (p.shape.negate_a != p.shape.negate_b) {
     for (T& x : a) x = -x;
@@ -174,11 +174,11 @@ void multiply(Cta& first, Cta* second, const Product& p) {
   std::vector<T> b(depth * n);
   const SharedTile tile = tile_of(p.b_descriptor, p.shape.b_mn);
   if (!second) {
-    read_tile(first, tile, p.shape.b, n, 0, b.data(), [](u32) {});
+    read_tile(first, tile, p.shape.b, n, 0, b.data());
   } else {  // each CTA holds half of B's columns
     std::vector<T> half(depth * n / 2);
     for (u32 part = 0; part < 2; ++part) {
-      read_tile(part ? *second : first, tile, p.shape.b, n / 2, 0, half.data(), [](u32) {});
+      read_tile(part ? *second : first, tile, p.shape.b, n / 2, 0, half.data());
       for (u32 k = 0; k < depth; ++k) std::copy_n(half.begin() + k * n / 2, n / 2, b.begin() + k * n + part * n / 2);
     }
   }
@@ -186,14 +186,18 @@ void multiply(Cta& first, Cta* second, const Product& p) {
   if (second) multiply_part<T>(*second, p, b, 1);
 }
 
+// Operations on tensor memory that a warp has issued since its last commit share the clock that the next commit passes on.
+u32 reader_of(Warp& w) {
+  return w.gang->clocks.matrix_actor(w.cta->rank * static_cast<u32>(w.cta->warps.size()) + static_cast<u32>(w.index));
+}
+
 // What a product will read of shared memory, told to the detectors when it is issued.
 void announce(Warp& w, Cta& cta, const Product& p) {
   if (!cta.shadow) return;
   const u32 rows = p.pair ? p.shape.m / 2 : p.shape.m, columns = p.pair ? p.shape.n / 2 : p.shape.n;
-  std::vector<float> scratch(32 * std::max(rows, columns));
-  auto touch = [&](u32 at) { cta.shadow->async_access(w, at, 16, true, false); };
-  if (!p.a_in_tensor) read_tile(cta, tile_of(p.a_descriptor, p.shape.a_mn), p.shape.a, rows, 0, scratch.data(), touch);
-  read_tile(cta, tile_of(p.b_descriptor, p.shape.b_mn), p.shape.b, columns, 0, scratch.data(), touch);
+  const u32 reader = reader_of(w), clock = w.gang->clocks.issued(reader) + 1;
+  if (!p.a_in_tensor) announce_tile(w, cta, tile_of(p.a_descriptor, p.shape.a_mn), p.shape.a, rows, 0, reader, clock);
+  announce_tile(w, cta, tile_of(p.b_descriptor, p.shape.b_mn), p.shape.b, columns, 0, reader, clock);
 }
 
 // Ins: a D's address (offset imm), b A, c B, d instruction descriptor, e predicate; list: disabled lanes; width kind.
@@ -231,37 +235,54 @@ void h_mma(Warp& w, const Ins& i) {
 
 enum class CopyShape : u8 { C128x256b, C4x256b, C128x128b, C64x128b02_13, C64x128b01_23, C32x128b };
 
-void copy_tile(Cta& cta, u32 address, const SharedTile& t, CopyShape shape) {
-  TensorMemory& memory = tensor_memory(cta);
-  const u32 lane0 = address >> 16, column0 = address & 0xffff;
+// Every 16-byte chunk of the source: f(shared offset, row, chunk of the row).
+template <class F>
+void each_copied(const SharedTile& t, CopyShape shape, F&& f) {
   const u32 chunks = shape == CopyShape::C128x256b || shape == CopyShape::C4x256b ? 2 : 1;
   const u32 rows = shape == CopyShape::C4x256b ? 4 : shape == CopyShape::C64x128b02_13 || shape == CopyShape::C64x128b01_23 ? 64
                    : shape == CopyShape::C32x128b ? 32 : 128;
-  memory.check_range(lane0, column0, 1, chunks * 4);
   for (u32 r = 0; r < rows; ++r) {
     for (u32 c = 0; c < chunks; ++c) {
       const u32 linear = t.span ? t.start + r / 8 * t.stride + r % 8 * t.span + c * 16
                                 : t.start + r / 8 * t.stride + r % 8 * 16 + c * t.leading;
-      u32 words[4];
-      std::memcpy(words, tile_chunk(cta, swizzled(linear, t.span)), 16);
-      u32 lanes[4], copies = 1;
-      lanes[0] = r;
-      if (shape == CopyShape::C32x128b) {
-        copies = 4;
-        for (u32 q = 0; q < 4; ++q) lanes[q] = r + 32 * q;
-      } else if (shape == CopyShape::C64x128b02_13) {  // rows 0-31 to warps 0 and 2, rows 32-63 to warps 1 and 3
-        copies = 2;
-        lanes[1] = r + 64;
-      } else if (shape == CopyShape::C64x128b01_23) {  // rows 0-31 to warps 0 and 1, rows 32-63 to warps 2 and 3
-        copies = 2;
-        lanes[0] = r % 32 + r / 32 * 64;
-        lanes[1] = lanes[0] + 32;
-      }
-      for (u32 q = 0; q < copies; ++q) {
-        for (u32 k = 0; k < 4; ++k) memory.write(lane0 + lanes[q], column0 + c * 4 + k, words[k]);
-      }
+      f(swizzled(linear, t.span), r, c);
     }
   }
+}
+
+void copy_tile(Cta& cta, u32 address, const SharedTile& t, CopyShape shape) {
+  TensorMemory& memory = tensor_memory(cta);
+  const u32 lane0 = address >> 16, column0 = address & 0xffff;
+  memory.check_range(lane0, column0, 1, shape == CopyShape::C128x256b || shape == CopyShape::C4x256b ? 8 : 4);
+  each_copied(t, shape, [&](u32 at, u32 r, u32 c) {
+    u32 words[4];
+    std::memcpy(words, tile_chunk(cta, at), 16);
+    u32 lanes[4], copies = 1;
+    lanes[0] = r;
+    if (shape == CopyShape::C32x128b) {
+      copies = 4;
+      for (u32 q = 0; q < 4; ++q) lanes[q] = r + 32 * q;
+    } else if (shape == CopyShape::C64x128b02_13) {  // rows 0-31 to warps 0 and 2, rows 32-63 to warps 1 and 3
+      copies = 2;
+      lanes[1] = r + 64;
+    } else if (shape == CopyShape::C64x128b01_23) {  // rows 0-31 to warps 0 and 1, rows 32-63 to warps 2 and 3
+      copies = 2;
+      lanes[0] = r % 32 + r / 32 * 64;
+      lanes[1] = lanes[0] + 32;
+    }
+    for (u32 q = 0; q < copies; ++q) {
+      for (u32 k = 0; k < 4; ++k) memory.write(lane0 + lanes[q], column0 + c * 4 + k, words[k]);
+    }
+  });
+}
+
+void announce_copy(Warp& w, Cta& cta, const SharedTile& tile, CopyShape shape) {
+  if (!cta.shadow) return;
+  const u32 reader = reader_of(w), clock = w.gang->clocks.issued(reader) + 1;
+  each_copied(tile, shape, [&](u32 at, u32, u32) {
+    tile_chunk(cta, at);
+    cta.shadow->async_read(w, at, 16, reader, clock);
+  });
 }
 
 void h_cp(Warp& w, const Ins& i) {
@@ -271,6 +292,8 @@ void h_cp(Warp& w, const Ins& i) {
     const CopyShape shape = static_cast<CopyShape>(i.width);
     Cta* first = w.cta;
     Cta* second = i.flags & kPair ? &pair_peer(w, *w.cta) : nullptr;
+    announce_copy(w, *first, tile, shape);
+    if (second) announce_copy(w, *second, tile, shape);
     w.gang->async.issue(*w.gang, [first, second, address, tile, shape] {
       copy_tile(*first, address, tile, shape);
       if (second) copy_tile(*second, address, tile, shape);
@@ -305,6 +328,7 @@ void h_shift(Warp& w, const Ins& i) {
 
 void decode_tensor_mma(Decoder& d, Ins& i) {
   Modifiers& m = d.mods();
+  d.program().matrix_reads = true;
   const int kind = m.take_one({"kind::f16", "kind::tf32", "kind::f8f6f4", "kind::i8"});
   if (kind < 0) d.unsupported("kind");
   for (const char* hint : {"collector::a::fill", "collector::a::use", "collector::a::lastuse", "collector::a::discard"}) m.take(hint);
@@ -344,6 +368,7 @@ void decode_tensor_mma(Decoder& d, Ins& i) {
 
 void decode_tensor_cp(Decoder& d, Ins& i) {
   Modifiers& m = d.mods();
+  d.program().matrix_reads = true;
   CopyShape shape = CopyShape::C128x256b;
   if (m.take("128x256b")) shape = CopyShape::C128x256b;
   else if (m.take("4x256b")) shape = CopyShape::C4x256b;

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "shadow.h"
+
 namespace cake::emu {
 
 u32 element_bytes(Element e) {
@@ -67,6 +69,14 @@ u8* tile_chunk(Cta& cta, u32 offset) {
           hex(kSharedBase) + ", " + hex(cta.shared_end) + ")");
   }
   return cta.shared + offset;
+}
+
+void announce_tile(Warp& w, Cta& cta, const SharedTile& t, Element e, u32 rows, u32 first_row, u32 reader, u32 clock) {
+  if (!cta.shadow) return;
+  each_chunk(t, e, rows, first_row, [&](u32 at, u32, u32) {
+    tile_chunk(cta, at);
+    cta.shadow->async_read(w, at, 16, reader, clock);
+  });
 }
 
 }  // namespace cake::emu

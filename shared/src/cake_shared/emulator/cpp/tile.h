@@ -17,11 +17,6 @@ struct SharedTile {
   bool mn_major = false;
 };
 
-// A [rows, 32 bytes of k] operand read from the shared memory of `cta`: FP32 values, or whole numbers for 8-bit integers.
-// `touch` is told every 16-byte chunk. Faults when a chunk lies outside of shared memory.
-template <class T, class Touch>
-void read_tile(Cta& cta, const SharedTile& tile, Element element, u32 rows, u32 first_row, T* out, Touch&& touch);
-
 inline u32 swizzled(u32 address, u32 span) {
   const u32 mask = span == 128 ? 7 : span == 64 ? 3 : span == 32 ? 1 : 0;
   return address ^ ((address >> 7 & mask) << 4);
@@ -40,9 +35,9 @@ inline T element_as(Element e, const u8* p) {
   }
 }
 
-// k runs over 32 bytes: 16 elements of 2 bytes, 8 of 4, 32 of 1. `out` is [k][rows], so that a product runs along rows.
-template <class T, class Touch>
-void read_tile(Cta& cta, const SharedTile& t, Element e, u32 rows, u32 first_row, T* out, Touch&& touch) {
+// Every 16-byte chunk of a [rows, 32 bytes of k] operand: f(shared offset, row from 0, k of its first element).
+template <class F>
+inline void each_chunk(const SharedTile& t, Element e, u32 rows, u32 first_row, F&& f) {
   const u32 size = element_bytes(e), per_chunk = 16 / size;
   if (!t.mn_major) {
     for (u32 r = 0; r < rows; ++r) {
@@ -50,10 +45,7 @@ void read_tile(Cta& cta, const SharedTile& t, Element e, u32 rows, u32 first_row
       for (u32 half = 0; half < 2; ++half) {
         const u32 linear = t.span ? t.start + row / 8 * t.stride + row % 8 * t.span + half * 16
                                   : t.start + row / 8 * t.stride + row % 8 * 16 + half * t.leading;
-        const u32 at = swizzled(linear, t.span);
-        const u8* p = tile_chunk(cta, at);
-        touch(at);
-        for (u32 k = 0; k < per_chunk; ++k) out[(half * per_chunk + k) * rows + r] = element_as<T>(e, p + k * size);
+        f(swizzled(linear, t.span), r, half * per_chunk);
       }
     }
     return;
@@ -64,13 +56,28 @@ void read_tile(Cta& cta, const SharedTile& t, Element e, u32 rows, u32 first_row
       const u32 row = first_row + r;
       const u32 linear = t.span ? t.start + row / wide * t.leading + row % wide * size + k / 8 * t.stride + k % 8 * t.span
                                 : t.start + row / wide * t.stride + k / 8 * t.leading + k % 8 * 16;
-      const u32 at = swizzled(linear, t.span);
-      const u8* p = tile_chunk(cta, at);
-      touch(at);
-      for (u32 j = 0; j < per_chunk && r + j < rows; ++j) out[k * rows + r + j] = element_as<T>(e, p + j * size);
+      f(swizzled(linear, t.span), r, k);
     }
   }
 }
+
+// The operand's values, [k][rows] so that a product runs along rows. k runs over 32 bytes: 16 elements of 2 bytes, 8 of 4,
+// 32 of 1. Faults when a chunk lies outside of shared memory.
+template <class T>
+void read_tile(Cta& cta, const SharedTile& t, Element e, u32 rows, u32 first_row, T* out) {
+  const u32 size = element_bytes(e), per_chunk = 16 / size;
+  each_chunk(t, e, rows, first_row, [&](u32 at, u32 r, u32 k) {
+    const u8* p = tile_chunk(cta, at);
+    if (t.mn_major) {
+      for (u32 j = 0; j < per_chunk && r + j < rows; ++j) out[k * rows + r + j] = element_as<T>(e, p + j * size);
+    } else {
+      for (u32 j = 0; j < per_chunk; ++j) out[(k + j) * rows + r] = element_as<T>(e, p + j * size);
+    }
+  });
+}
+
+// Tells the detectors what a product issued by `w` will read, until whoever writes there knows `reader` up to `clock`.
+void announce_tile(Warp& w, Cta& cta, const SharedTile& t, Element e, u32 rows, u32 first_row, u32 reader, u32 clock);
 
 // d[m][n] += sum over k of a[k][m] b[k][n]: the sum of the block in FP32 (or wrapping 32-bit integers) first.
 template <class T>

@@ -13,6 +13,7 @@ struct WgmmaState {
     std::deque<std::vector<FlightHandle>> committed;  // oldest first
     bool fenced = false;                             // has executed wgmma.fence at all
     std::vector<u32> sequence;                       // line of each product, to compare the four warps
+    bool outstanding() const { return !open.empty() || !committed.empty(); }
   };
   std::vector<PerWarp> warps;
   // What must hold when the CTA ends.

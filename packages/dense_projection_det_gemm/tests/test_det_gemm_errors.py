@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dense_projection_det_gemm as det
-from cake_shared.errors import BuildError, UnsupportedArchError
+from cake_shared.errors import UnsupportedArchError
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -320,34 +320,27 @@ class OnCuda:
 
 
 @pytest.mark.parametrize("stage", ["gemm_out", "router_out"])
-def test_cuda_names_package_architecture_and_way_out(monkeypatch, stage):
-    """On a CUDA device without a program: UnsupportedArchError, never the CPU path."""
+def test_cuda_names_an_architecture_that_it_does_not_know(monkeypatch, stage):
     from dense_projection_det_gemm import cuda
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 3))
-    with pytest.raises(UnsupportedArchError, match=r"dense_projection_det_gemm .*sm_103a.*CPU"):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "an older device")
+    with pytest.raises(UnsupportedArchError, match=r"an older device has compute capability 8\.0.*sm_90a"):
         cuda.prepare(stage, None, None, None, OnCuda())
 
 
-def test_a_record_without_a_launcher_is_an_error(monkeypatch):
-    """Were a program recorded that this version cannot launch, it says so."""
-    from types import SimpleNamespace
-
+def test_cuda_names_the_stage_without_a_program(monkeypatch):
+    from cake_shared.program import Programs
     from dense_projection_det_gemm import cuda
 
-    record = SimpleNamespace(program="gemm_sm90", architecture="sm_90a")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    monkeypatch.setattr("cake_shared.program.program_for", lambda *arguments: record)
-    with pytest.raises(BuildError, match="gemm_sm90 is recorded for sm_90a, but this version has no launcher"):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 3))
+    monkeypatch.setattr("cake_shared.program.programs_of", lambda package: Programs(package, {"wide_out": "x"}, ()))
+    with pytest.raises(UnsupportedArchError, match=r"wide_out.*sm_103a"):
         cuda.prepare("gemm_out", None, None, None, OnCuda())
 
 
 @pytest.mark.gpu
-def test_cuda_tensors_raise():
+def test_cuda_tensors_are_not_for_the_cpu_backend():
     x, w = (torch.zeros(8, 16, dtype=BF16, device="cuda") for _ in range(2))
-    with pytest.raises(UnsupportedArchError, match="CPU"):
-        det.projection_forward(x, w)
-    with pytest.raises(UnsupportedArchError, match="CPU"):
-        det.projection_forward(x, w, backend="cuda")
     with pytest.raises(ValueError, match="backend: got 'cpu' with tensors on cuda"):
         det.projection_forward(x, w, backend="cpu")

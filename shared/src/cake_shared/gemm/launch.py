@@ -34,8 +34,7 @@ class Prepared:
         Operands and output are those given to `prepare_*`: change what they hold between launches, not the tensors.
         One `Prepared` has one workspace, so its launches must not overlap in time.
         """
-        with torch.no_grad():
-            self._run()
+        self._run()
         return self.out
 
     def __reduce__(self):
@@ -91,7 +90,7 @@ class Launcher:
             return Prepared(plan, out, run)
         plan = self._plan_gemm(problem)
         buffers = cpu.allocate(plan)
-        return Prepared(plan, out, lambda: cpu.run_gemm(plan, a, b, target, buffers))
+        return Prepared(plan, out, torch.no_grad()(lambda: cpu.run_gemm(plan, a, b, target, buffers)))
 
     def router(self, names, a, b, out):
         """Prepare `out = a @ b` on `[M, K]`, `[K, N]` FP32 or BF16, `[M, N]` FP32, views that keep the layout rule."""
@@ -113,7 +112,7 @@ class Launcher:
             return Prepared(plan, out, run)
         plan = self._plan_router(problem)
         buffers = cpu.allocate(plan)
-        return Prepared(plan, out, lambda: router_cpu.run_router(plan, a, b, target, buffers))
+        return Prepared(plan, out, torch.no_grad()(lambda: router_cpu.run_router(plan, a, b, target, buffers)))
 
     def forward(self, x, w, out=None, repair=True):
         """Prepare `x @ w.T`, x `[..., K]`, w `[N, K]`; `out` BF16 unless given."""

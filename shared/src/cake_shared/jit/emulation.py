@@ -44,7 +44,7 @@ LaunchCallback = ctypes.CFUNCTYPE(
 TensorCallback = ctypes.CFUNCTYPE(None, ctypes.POINTER(CakeTensor))
 
 OnLaunch = Callable[[str, CakeLaunch, bytes], None]
-OnTensor = Callable[[str, int, int, bool], None]
+OnTensor = Callable[[str, int, int, int], None]
 
 # C code holds bare pointers to these: they live as long as the module that they are installed in.
 _installed: dict[int, tuple] = {}
@@ -62,8 +62,8 @@ def install_emulator(module: tvm_ffi.Module, on_launch: OnLaunch | None, on_tens
         this process. What it raises comes out of the host function as a RuntimeError with the same text. None removes
         both callbacks.
     on_tensor
-        Called with name, lowest address, bytes and whether kernels may write, for every tensor that passed the host's
-        checks, before the launches of that call. It must not raise.
+        Called with name, lowest address, bytes and 0 for an input, 1 for an output, 2 for an output that kernels also
+        read, for every tensor that passed the host's checks, before the launches of that call. It must not raise.
     """
     if on_launch is None:
         module["cake_set_emulator_callbacks"](None, None)
@@ -82,7 +82,7 @@ def install_emulator(module: tvm_ffi.Module, on_launch: OnLaunch | None, on_tens
     def told(tensor):
         if on_tensor is not None:
             it = tensor.contents
-            on_tensor(it.name.decode(), it.data or 0, it.bytes, bool(it.writable))
+            on_tensor(it.name.decode(), it.data or 0, it.bytes, int(it.writable))
 
     callbacks = (LaunchCallback(launched), TensorCallback(told))
     addresses = [ctypes.cast(callback, ctypes.c_void_p) for callback in callbacks]

@@ -53,10 +53,10 @@ class EmulatedPackage:
         """Leave the host module without an emulator."""
         jit.install_emulator(self.module, None)
 
-    def _on_tensor(self, name: str, address: int, size_bytes: int, writable: bool) -> None:
+    def _on_tensor(self, name: str, address: int, size_bytes: int, writable: int) -> None:
         if self._launched:  # the first tensor of another call
             self.regions, self.reports, self._launched = {}, [], False
-        written = np.zeros(size_bytes, np.uint8) if writable else None
+        written = np.zeros(size_bytes, np.uint8) if writable == 1 else None
         self.regions[name] = Region(address, size_bytes, name, not writable, written)
 
     def _on_launch(self, kernel: str, launch: jit.CakeLaunch, params: bytes) -> None:

@@ -24,7 +24,7 @@ struct CakeTensor {
   const char* name;
   void* data;         // lowest address that the view reaches
   uint64_t bytes;     // from there to the end of its highest element
-  uint32_t writable;  // 0: an input, never written
+  uint32_t writable;  // 0: an input, never written; 1: an output; 2: an output that is read before it is written
   uint32_t reserved;
 };
 

@@ -98,9 +98,10 @@ inline char* first_element(const TensorView& tensor) {
   return static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
 }
 
-// Tells the emulator which bytes the coming launches may touch; a driver needs no telling.
+// Tells the emulator which bytes the coming launches may touch; a driver needs no telling. An output `holds` something
+// where kernels read it before they write.
 inline void declare([[maybe_unused]] const char* name, [[maybe_unused]] const TensorView& tensor,
-                    [[maybe_unused]] bool writable) {
+                    [[maybe_unused]] bool writable, [[maybe_unused]] bool holds = false) {
 #ifdef CAKE_EMULATOR
   if (emulator::tensor_callback == nullptr || tensor.numel() == 0) return;
   const int64_t element_bytes = tensor.dtype().bits / 8;
@@ -110,7 +111,7 @@ inline void declare([[maybe_unused]] const char* name, [[maybe_unused]] const Te
     (span < 0 ? below : above) += span;
   }
   const CakeTensor told{name, first_element(tensor) + below, static_cast<uint64_t>(above - below + element_bytes),
-                        writable ? 1u : 0u, 0u};
+                        writable ? (holds ? 2u : 1u) : 0u, 0u};
   emulator::tensor_callback(&told);
 #endif
 }

@@ -3,15 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
 #include "cake/host/launch.h"
+#include "cake/host/tensor_map_value.h"
 
 namespace cake::host {
-
-struct alignas(64) TensorMap {
-  uint64_t opaque[16];
-};
 
 enum class MapType : int { kUInt8 = 0, kInt32 = 3, kFloat32 = 7, kBFloat16 = 9 };
 enum class MapSwizzle : int { kNone = 0, k32Bytes = 1, k64Bytes = 2, k128Bytes = 3 };

@@ -67,6 +67,13 @@ __device__ __forceinline__ void tensor_store(const void* map, const int32_t (&co
   cuda::ptx::cp_async_bulk_tensor(cuda::ptx::space_global, cuda::ptx::space_shared, map, coordinates, shared);
 }
 
+// Adds the part of the box that lies in the tensor to what is there, element by element, in any order beside other adds.
+template <int kRank>
+__device__ __forceinline__ void tensor_add(const void* map, const int32_t (&coordinates)[kRank], const void* shared) {
+  cuda::ptx::cp_reduce_async_bulk_tensor(cuda::ptx::space_global, cuda::ptx::space_shared, cuda::ptx::op_add, map,
+                                         coordinates, shared);
+}
+
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -90,9 +97,5 @@ __device__ __forceinline__ void bulk_wait_read() {
 __device__ __forceinline__ void fence_async_shared() {
   cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
 }
-
-// Programmatic dependent launch. Before the wait a kernel must not touch what its predecessor on the stream writes.
-__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ __forceinline__ void grid_dependency_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace cake::ptx

@@ -17,6 +17,11 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global,
                : "memory");
 }
 
+// Copies the first `bytes` (0 to 16) and writes zeros for the rest; it reads no further.
+__device__ __forceinline__ void cp_async_16_partly(uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kPending>

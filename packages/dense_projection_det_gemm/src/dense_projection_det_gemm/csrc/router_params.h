@@ -1,0 +1,68 @@
+// What the host hands to the router's kernels: plain C++17, read by nvcc, by a C++ compiler and by the emulator.
+#pragma once
+
+#include <cstdint>
+
+#include "cake/host/kernel_ref.h"
+#include "router_work.h"
+
+namespace dense_projection_det_gemm {
+
+inline constexpr int kRouterTermsThreads = 256;
+inline constexpr int kRouterTermsSteps = 16;  // of the contraction, a CTA
+inline constexpr int kRouterOutThreads = 256;
+inline constexpr int kRouterNativeThreads = 384;
+inline constexpr int kRouterSpecialThreads = 256;
+
+// [count, depth] of either operand. Strides are in elements, one of them is 1.
+struct RouterOperand {
+  const void* data;
+  int64_t stride, depth_stride;
+  int32_t is_bf16;
+};
+
+// What an element of Q can be guilty of.
+enum RouterFlag : int32_t {
+  kRouterTiny = 1,  // too far below the row's scale to be split exactly
+  kRouterWide = 2,  // too far above it
+};
+
+// Q as the tensor cores read it: [column tile][step][block][term][depth half][column][8] BF16, with what was done to its rows.
+struct RouterTerms {
+  void* planes;
+  int32_t* exponents;  // [columns padded to tiles]: row c was multiplied by 2^exponents[c]
+  float* factors;      // 2^-exponents[c], or 0 where that is no normal FP32 number
+  uint8_t* flags;      // [CTAs along the depth, columns padded to tiles]: RouterFlag
+  int32_t interleaved;  // the order of a step's elements: see any/router_split.cuh
+};
+
+struct RouterTermsParams {
+  RouterOperand q;
+  RouterWork work;
+  RouterTerms terms;
+};
+
+struct RouterOutParams {
+  RouterOperand p;
+  RouterWork work;
+  RouterTerms terms;
+  int32_t* row_exponents;  // [rows padded to tiles]
+  float* out;
+  int64_t out_row_stride, out_column_stride;
+  float* slots;         // [slots][a tile's elements], in the output's orientation
+  uint8_t* slot_tiny;   // [slots][128]: whether the segment's rows have tiny elements
+  uint8_t* redo;        // [tiles][blocks][128]: whether a row's elements in a block of the output need computing anew
+};
+
+struct RouterSpecialParams {
+  RouterOutParams main;
+  RouterOperand q;
+};
+
+CAKE_ROUTER_HOST_DEVICE bool router_slots_transposed(const RouterOutParams& p) { return p.out_column_stride != 1; }
+
+}  // namespace dense_projection_det_gemm
+
+CAKE_DECLARE_KERNEL(router_terms_any, dense_projection_det_gemm::RouterTermsParams)
+CAKE_DECLARE_KERNEL(router_out_any, dense_projection_det_gemm::RouterOutParams)
+CAKE_DECLARE_KERNEL(router_special_any, dense_projection_det_gemm::RouterSpecialParams)

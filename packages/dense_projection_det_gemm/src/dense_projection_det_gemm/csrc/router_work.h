@@ -1,0 +1,100 @@
+// How the router GEMM D [rows, columns] = P [rows, depth] Q [columns, depth]^T is cut: tiles, steps, units of work. Host and device.
+//
+// The contraction of a tile is cut into segments; a segment is summed from zero in FP32, and segments are added in ascending order.
+//   parts   every tile is cut at multiples of part_steps: a function of the depth alone, so rows do not see how many others there are.
+//           A unit is a tile (its CTA adds the segments up in the output) or, with few tiles, a part: the same sums, the same bits.
+//   ranges  all steps of all tiles, tile after tile, are dealt out in `ranges` ranges of equal length: a function of the shape alone.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define CAKE_ROUTER_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define CAKE_ROUTER_HOST_DEVICE inline
+#endif
+
+namespace dense_projection_det_gemm {
+
+inline constexpr int kRouterRows = 128;       // of a tile
+inline constexpr int kRouterBlock = 64;       // columns of a block; a tile has `blocks` of them
+inline constexpr int kRouterStep = 16;        // of the contraction: after each, partial sums go to FP32 registers
+inline constexpr int kRouterHint = 16;        // elements of a row that its scale is taken from
+inline constexpr int kRouterTerms = 3;
+inline constexpr int kRouterPlaneBytes = kRouterBlock * kRouterStep * 2;  // one term of a block and a step
+inline constexpr int kRouterBlockBytes = kRouterTerms * kRouterPlaneBytes;
+
+struct RouterWork {
+  int32_t rows, columns, depth;
+  int32_t steps;                    // of the depth
+  int32_t blocks;                   // of a tile
+  int32_t row_tiles, column_tiles;
+  int32_t part_steps;               // steps of a segment at most; `steps` for ranges
+  int32_t units;
+  int32_t units_per_tile;           // 0: ranges
+};
+
+// Steps first .. first + count - 1 of all tiles' steps, tile after tile.
+struct RouterUnit {
+  int64_t first, end;
+};
+
+struct RouterSegment {
+  int32_t tile, first_step, end_step;
+  int32_t slot;  // where partial sums go; -1: the output
+};
+
+CAKE_ROUTER_HOST_DEVICE int64_t router_range_begin(const RouterWork& work, int32_t range) {
+  const int64_t total = int64_t{work.row_tiles} * work.column_tiles * work.steps;
+  return range * total / work.units;
+}
+
+CAKE_ROUTER_HOST_DEVICE RouterUnit router_unit(const RouterWork& work, int32_t unit) {
+  if (work.units_per_tile == 0) return {router_range_begin(work, unit), router_range_begin(work, unit + 1)};
+  const int32_t tile = unit / work.units_per_tile, part = unit - tile * work.units_per_tile;
+  const int64_t tile_end = int64_t{tile + 1} * work.steps;
+  const int64_t first = int64_t{tile} * work.steps + part * work.part_steps;
+  return {first, work.units_per_tile == 1 || tile_end < first + work.part_steps ? tile_end : first + work.part_steps};
+}
+
+// The segment that begins at step `at` of a unit.
+CAKE_ROUTER_HOST_DEVICE RouterSegment router_segment(const RouterWork& work, int32_t unit, const RouterUnit& range, int64_t at) {
+  RouterSegment segment;
+  segment.tile = static_cast<int32_t>(at / work.steps);
+  const int64_t tile_first = int64_t{segment.tile} * work.steps;
+  segment.first_step = static_cast<int32_t>(at - tile_first);
+  int32_t end = segment.first_step / work.part_steps * work.part_steps + work.part_steps;
+  if (end > work.steps) end = work.steps;
+  if (tile_first + end > range.end) end = static_cast<int32_t>(range.end - tile_first);
+  segment.end_step = end;
+  const bool whole = range.first <= tile_first && range.end >= tile_first + work.steps;
+  segment.slot = whole ? -1 : work.units_per_tile > 1 ? unit : 2 * unit + (segment.first_step == 0);
+  return segment;
+}
+
+// The units that hold the partial sums of a tile, first to last; none where one unit holds all of it.
+struct RouterSpan {
+  int32_t first, count;
+};
+
+CAKE_ROUTER_HOST_DEVICE RouterSpan router_units_of_tile(const RouterWork& work, int32_t tile) {
+  if (work.units_per_tile > 1) return {tile * work.units_per_tile, work.units_per_tile};
+  if (work.units_per_tile == 1) return {tile, 0};
+  const int64_t total = int64_t{work.row_tiles} * work.column_tiles * work.steps;
+  const int64_t begin = int64_t{tile} * work.steps, last = begin + work.steps - 1;
+  const int32_t first = static_cast<int32_t>(((begin + 1) * work.units - 1) / total);
+  const int32_t end = static_cast<int32_t>(((last + 1) * work.units - 1) / total);
+  return {first, first == end ? 0 : end - first + 1};
+}
+
+// Where the unit at `place` of a tile's span put its partial sums.
+CAKE_ROUTER_HOST_DEVICE int32_t router_slot(const RouterWork& work, const RouterSpan& span, int32_t place) {
+  const int32_t unit = span.first + place;
+  return work.units_per_tile > 1 ? unit : 2 * unit + (place == 0);  // the first of a tile's ranges began before it, or with it
+}
+
+CAKE_ROUTER_HOST_DEVICE int32_t router_slots(const RouterWork& work) {
+  return work.units_per_tile == 1 ? 0 : work.units_per_tile > 1 ? work.units : 2 * work.units;
+}
+
+}  // namespace dense_projection_det_gemm

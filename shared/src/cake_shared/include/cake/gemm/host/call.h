@@ -1,0 +1,138 @@
+// What every program of the GEMM needs of a call: checked tensors, the cut, the sum of partial results.
+#pragma once
+
+#include <tvm/ffi/function.h>
+
+#include "cake/gemm/params.h"
+#include "cake/gemm/tiles.h"
+#include "cake/host/tensor.h"
+
+namespace cake::gemm {
+
+using host::TensorView;
+using OptionalTensor = tvm::ffi::Optional<TensorView>;
+
+// What Python's plan decides; see CudaGemmPlan.
+struct Choices {
+  TileKind kind;
+  bool a_k_major, b_k_major, accumulate;
+  int32_t pieces, piece_blocks, group_rows, multiprocessors;
+};
+
+inline int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+struct GemmCall {
+  DLDevice device;
+  int64_t batches, m, n, k;
+  const void* a;
+  const void* b;
+  Output output;
+  float* partials = nullptr;
+  int64_t pitch = 0;
+};
+
+// a [L, M, K], b [L, K, N] BF16, out [L, M, N] BF16 or FP32 with unit stride on n, workspace FP32 [L, pieces, M, pitch].
+inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const TensorView& out, const OptionalTensor& workspace,
+                           const Choices& choices) {
+  GemmCall call{};
+  call.device = out.device();
+  if (a.ndim() != 3) TVM_FFI_THROW(ValueError) << "a: expected [L, M, K], got " << host::sizes_text(a.shape());
+  call.batches = a.size(0), call.m = a.size(1), call.k = a.size(2);
+  call.a = host::check_input("a", a, {host::kBFloat16}, {host::kAny, host::kAny, host::kAny}, call.device);
+  call.b = host::check_input("b", b, {host::kBFloat16}, {call.batches, call.k, host::kAny}, call.device);
+  call.n = b.size(2);
+  host::detail::check_device("out", out, call.device);
+  host::detail::check_dtype("out", out, {host::kBFloat16, host::kFloat32});
+  host::detail::check_shape("out", out, {call.batches, call.m, call.n});
+  host::detail::declare("out", out, true, choices.accumulate);
+  if (call.n > 1 && out.stride(2) != 1) {
+    TVM_FFI_THROW(ValueError) << "out: expected unit stride on n, got strides " << host::sizes_text(out.strides());
+  }
+  constexpr int64_t kExtentLimit = int64_t{1} << 31;
+  for (int64_t extent : {call.batches * choices.pieces, call.m, call.n, call.k}) {
+    if (extent >= kExtentLimit) TVM_FFI_THROW(ValueError) << "a, b: expected extents below 2^31, got " << extent;
+  }
+  const bool is_fp32 = host::same_dtype(out.dtype(), host::kFloat32);
+  const int64_t element_bytes = is_fp32 ? 4 : 2;
+  const int64_t row_stride = call.m > 1 ? out.stride(1) : (call.n + 7) / 8 * 8;
+  call.output = {host::detail::first_element(out), call.batches > 1 ? out.stride(0) : row_stride,
+                 row_stride,                       is_fp32,
+                 choices.accumulate,               call.n * element_bytes % 16 != 0};
+  if (choices.accumulate && !is_fp32) TVM_FFI_THROW(TypeError) << "out: expected float32 where it accumulates";
+  if (choices.pieces > 1) {
+    if (!workspace.has_value()) TVM_FFI_THROW(ValueError) << "workspace: expected FP32 [L, pieces, M, pitch], got none";
+    call.pitch = (call.n + 3) / 4 * 4;
+    call.partials = static_cast<float*>(host::check_output(
+        "workspace", workspace.value(), host::kFloat32, {call.batches * choices.pieces * call.m * call.pitch}, call.device));
+  }
+  return call;
+}
+
+inline Tiling make_tiling(const GemmCall& call, const Choices& choices, int rows_per_unit, int columns_per_unit) {
+  Tiling tiling{};
+  tiling.batches = static_cast<int32_t>(call.batches);
+  tiling.pieces = choices.pieces;
+  tiling.piece_blocks = choices.piece_blocks;
+  tiling.blocks = ceil_div(call.k, kBlockK);
+  tiling.row_units = ceil_div(call.m, rows_per_unit);
+  tiling.column_units = ceil_div(call.n, columns_per_unit);
+  tiling.group_rows = choices.group_rows;
+  const int64_t units = call.batches * choices.pieces * tiling.row_units * tiling.column_units;
+  if (units >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "out: expected fewer than 2^31 tiles, got " << units;
+  tiling.units = static_cast<int32_t>(units);
+  return tiling;
+}
+
+struct SumLaunch {
+  host::LaunchConfig config;
+  SumParams params;
+};
+
+inline SumLaunch make_sum(const GemmCall& call, const Choices& choices) {
+  constexpr int kThreads = 256, kCtasPerMultiprocessor = 8;
+  SumLaunch sum{};
+  sum.params = {call.partials,
+                call.output,
+                static_cast<int32_t>(call.batches),
+                choices.pieces,
+                static_cast<int32_t>(call.m),
+                static_cast<int32_t>(call.n),
+                static_cast<int32_t>(call.pitch)};
+  const int64_t quads = call.batches * call.m * ((call.n + 3) / 4);
+  const int64_t wanted = (quads + kThreads - 1) / kThreads, most = int64_t{choices.multiprocessors} * kCtasPerMultiprocessor;
+  sum.config.grid = {static_cast<uint32_t>(wanted < most ? wanted : most)};
+  sum.config.block = {kThreads};
+  sum.config.programmatic = true;
+  return sum;
+}
+
+// Tiling and output of a program that writes `call`'s result or, where the contraction is cut, its partial sums.
+inline Output program_output(const GemmCall& call, const Choices& choices) {
+  if (choices.pieces == 1) return call.output;
+  return {call.partials, call.m * call.pitch, call.pitch, 1, 0, 0};
+}
+
+// One kernel, and where the contraction is cut the one that adds its pieces, as a function of the stream.
+template <class Params>
+tvm::ffi::Function launch_of(host::KernelRef<Params> kernel, const host::LaunchConfig& config, const Params& params,
+                             const GemmCall& call, const Choices& choices) {
+  const DLDevice device = call.device;
+  if (choices.pieces == 1) {
+    return tvm::ffi::Function::FromTyped([=](int64_t stream) {
+      const host::DeviceGuard current(device);
+      host::LaunchConfig on = config;
+      on.stream = stream;
+      host::launch(kernel, on, params);
+    });
+  }
+  const SumLaunch sum = make_sum(call, choices);
+  return tvm::ffi::Function::FromTyped([=](int64_t stream) {
+    const host::DeviceGuard current(device);
+    host::LaunchConfig on = config, sum_on = sum.config;
+    on.stream = sum_on.stream = stream;
+    host::launch(kernel, on, params);
+    host::launch(CAKE_KERNEL_REF(gemm_sum_any), sum_on, sum.params);
+  });
+}
+
+}  // namespace cake::gemm

@@ -1,0 +1,113 @@
+// The native GEMM: its tensor maps and its launch.
+#pragma once
+
+#include "cake/gemm/host/call.h"
+#include "cake/host/architecture.h"
+#include "cake/host/tensor_map.h"
+
+#if CAKE_HAS_SM90
+
+namespace cake::gemm {
+
+inline constexpr int kNativeThreads = 384;
+inline constexpr int kCtasPerCluster = 2;
+
+constexpr uint32_t native_smem_bytes(TileShape tile) {
+  const uint32_t stage = static_cast<uint32_t>(tile.m + tile.n) * kBlockK * 2;
+  const uint32_t store = 2 * 2 * kStoreRows * kStoreRowBytes, barriers = 16 * static_cast<uint32_t>(tile.stages);
+  return (stage * static_cast<uint32_t>(tile.stages) + store + barriers + 1023) / 1024 * 1024;
+}
+
+// A legal pitch where an axis of extent 1 has a stride that means nothing.
+inline uint64_t pitch_bytes(int64_t extent, int64_t stride, int64_t inner_extent, int64_t element_bytes) {
+  return static_cast<uint64_t>(extent > 1 ? stride * element_bytes : (inner_extent * element_bytes + 15) / 16 * 16);
+}
+
+struct Operand {
+  host::TensorMap map;
+  int32_t batch_step;
+};
+
+// x [L, ., .]: `rows` is the axis of m or n, `depth` that of k.
+inline Operand make_operand(const char* name, const TensorView& x, int rows, int depth, bool k_major, OperandBoxes boxes,
+                            const void* data) {
+  const int inner = k_major ? depth : rows, outer = k_major ? rows : depth;
+  const bool batched = x.size(0) > 1 && x.stride(0) != 0;
+  host::TensorBox<3> what{};
+  what.address = data;
+  what.extents[0] = static_cast<uint64_t>(x.size(inner));
+  what.extents[1] = static_cast<uint64_t>(x.size(outer));
+  what.extents[2] = batched ? static_cast<uint64_t>(x.size(0)) : 1;
+  what.strides_bytes[0] = pitch_bytes(x.size(outer), x.stride(outer), x.size(inner), 2);
+  what.strides_bytes[1] = batched ? static_cast<uint64_t>(x.stride(0)) * 2 : what.strides_bytes[0];
+  what.box[0] = 64;
+  what.box[1] = static_cast<uint32_t>(k_major ? boxes.box_rows() : boxes.box_depth());
+  what.box[2] = 1;
+  what.l2 = host::MapL2::k256Bytes;
+  return {host::encode_tensor_map(name, what), batched ? 1 : 0};
+}
+
+inline host::TensorMap make_output_map(const void* data, bool is_fp32, int64_t batches, int64_t m, int64_t n, uint64_t row_bytes,
+                                       uint64_t batch_bytes) {
+  host::TensorBox<3> what{};
+  what.address = data;
+  what.extents[0] = static_cast<uint64_t>(n);
+  what.extents[1] = static_cast<uint64_t>(m);
+  what.extents[2] = static_cast<uint64_t>(batches);
+  what.strides_bytes[0] = row_bytes;
+  what.strides_bytes[1] = batch_bytes;
+  what.box[0] = kStoreRowBytes / (is_fp32 ? 4 : 2);
+  what.box[1] = kStoreRows;
+  what.box[2] = 1;
+  what.type = is_fp32 ? host::MapType::kFloat32 : host::MapType::kBFloat16;
+  return host::encode_tensor_map("out", what);
+}
+
+inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
+  switch (kind) {
+    case TileKind::kWide: return CAKE_KERNEL_REF(gemm_wide_sm90);
+    case TileKind::kMiddle: return CAKE_KERNEL_REF(gemm_middle_sm90);
+    case TileKind::kNarrow: return CAKE_KERNEL_REF(gemm_narrow_sm90);
+    default: return CAKE_KERNEL_REF(gemm_flat_sm90);
+  }
+}
+
+inline tvm::ffi::Function prepare_native(const TensorView& a, const TensorView& b, const TensorView& out,
+                                         const OptionalTensor& workspace, const Choices& choices) {
+  const GemmCall call = check_gemm(a, b, out, workspace, choices);
+  const TileShape tile = tile_shape(choices.kind);
+  const host::DeviceGuard guard(call.device);
+  NativeParams params{};
+  if (call.k > 0) {
+    const Operand left = make_operand("a", a, 1, 2, choices.a_k_major, a_boxes(tile), call.a);
+    const Operand right = make_operand("b", b, 2, 1, choices.b_k_major, b_boxes(tile), call.b);
+    params.a = left.map, params.b = right.map;
+    params.a_batch_step = left.batch_step, params.b_batch_step = right.batch_step;
+  }
+  params.m = static_cast<int32_t>(call.m);
+  params.n = static_cast<int32_t>(choices.pieces > 1 ? call.pitch : call.n);
+  params.a_k_major = choices.a_k_major;
+  params.b_k_major = choices.b_k_major;
+  params.output = program_output(call, choices);
+  params.tiling = make_tiling(call, choices, tile.m * (tile.pair_along_m ? kCtasPerCluster : 1),
+                              tile.n * (tile.pair_along_m ? 1 : kCtasPerCluster));
+  if (!params.output.direct) {
+    const int64_t element_bytes = params.output.is_fp32 ? 4 : 2;
+    params.out = make_output_map(params.output.data, params.output.is_fp32, call.batches * choices.pieces, call.m, params.n,
+                                 static_cast<uint64_t>(params.output.row_stride * element_bytes),
+                                 static_cast<uint64_t>(params.output.batch_stride * element_bytes));
+  }
+  host::LaunchConfig config{};
+  const int32_t clusters = choices.multiprocessors / kCtasPerCluster;
+  const int32_t wanted = params.tiling.units < clusters ? params.tiling.units : (clusters > 0 ? clusters : 1);
+  config.grid = {static_cast<uint32_t>(wanted * kCtasPerCluster)};
+  config.block = {kNativeThreads};
+  config.cluster = {kCtasPerCluster};
+  config.smem_bytes = native_smem_bytes(tile);
+  config.programmatic = true;
+  return launch_of(native_kernel(choices.kind), config, params, call, choices);
+}
+
+}  // namespace cake::gemm
+
+#endif

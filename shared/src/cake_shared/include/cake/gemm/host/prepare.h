@@ -1,0 +1,39 @@
+// `prepare_gemm` of the packages' modules: the call from Python to one of the programs.
+#pragma once
+
+#include <tvm/ffi/function.h>
+
+#include "cake/gemm/host/native.h"
+#include "cake/gemm/host/portable.h"
+
+namespace cake::gemm {
+
+// As `PROGRAMS` of the planner counts them; the first four are native, of that TileKind.
+inline constexpr int64_t kPortableProgram = 4;
+
+inline tvm::ffi::Function prepare_gemm(TensorView a, TensorView b, TensorView out, OptionalTensor workspace, int64_t program,
+                                       bool a_k_major, bool b_k_major, bool accumulate, int64_t pieces, int64_t piece_blocks,
+                                       int64_t group_rows, int64_t multiprocessors) {
+  if (program < 0 || program > kPortableProgram) TVM_FFI_THROW(ValueError) << "program: expected 0 to 4, got " << program;
+  if (pieces < 1 || piece_blocks < 0 || group_rows < 1 || multiprocessors < 1) {
+    TVM_FFI_THROW(ValueError) << "pieces, piece_blocks, group_rows, multiprocessors: expected counts, got " << pieces << ", "
+                              << piece_blocks << ", " << group_rows << ", " << multiprocessors;
+  }
+  const Choices choices{program == kPortableProgram ? TileKind::kWide : static_cast<TileKind>(program),
+                        a_k_major,
+                        b_k_major,
+                        accumulate,
+                        static_cast<int32_t>(pieces),
+                        static_cast<int32_t>(piece_blocks),
+                        static_cast<int32_t>(group_rows),
+                        static_cast<int32_t>(multiprocessors)};
+  if (program == kPortableProgram) return prepare_portable(a, b, out, workspace, choices);
+#if CAKE_HAS_SM90
+  return prepare_native(a, b, out, workspace, choices);
+#else
+  TVM_FFI_THROW(ValueError) << "program: expected the portable one (4) on this architecture, got " << program;
+  return {};
+#endif
+}
+
+}  // namespace cake::gemm

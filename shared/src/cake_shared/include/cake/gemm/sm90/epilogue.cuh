@@ -1,0 +1,127 @@
+// From accumulators to memory: a consumer's 64 rows in blocks of 128 bytes of columns, two of them in shared memory at a
+// time, stored by tensor copies. The masks are the copies' own; rows that are no multiple of 16 bytes are stored by threads,
+// because a copy writes whole 16 bytes.
+#pragma once
+
+#include "cake/gemm/params.h"
+#include "cake/gemm/tiles.h"
+#include "cake/ptx/bulk_copy.cuh"
+#include "cake/ptx/cta.cuh"
+#include "cake/ptx/warp.cuh"
+
+namespace cake::gemm::sm90 {
+
+inline constexpr int kStoreBuffers = 2;
+
+struct StoreBlocks {
+  alignas(1024) char buffer[kStoreBuffers][kStoreRows * kStoreRowBytes];
+};
+
+__device__ __forceinline__ void finish_stores() {
+  if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
+}
+
+// Block `kBlock` of the accumulators, 32 columns FP32 or 64 columns BF16, into its swizzled rows.
+template <int kBlock, int kCount>
+__device__ __forceinline__ void write_block(const float (&acc)[kCount], char* buffer, bool is_fp32) {
+  const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+  if (is_fp32) {
+    const int row = warp * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int unit = 2 * j + (lane % 4) / 2;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = (row + 8 * half) * kStoreRowBytes + ((unit ^ (row & 7)) << 4) + (lane & 1) * 8;
+        const float* from = acc + 4 * (4 * kBlock + j) + 2 * half;
+        *reinterpret_cast<float2*>(buffer + at) = make_float2(from[0], from[1]);
+      }
+    }
+  } else {
+    const int row = lane % 16;
+    const uint32_t address = ptx::shared_address(buffer) + (warp * 16 + row) * kStoreRowBytes;
+#pragma unroll
+    for (int j = 0; j < 8; j += 2) {
+      const int unit = j + lane / 16;
+      const float* from = acc + 4 * (8 * kBlock + j);
+      ptx::stmatrix_x4(address + ((unit ^ (row & 7)) << 4), ptx::pack_bf16(from[0], from[1]), ptx::pack_bf16(from[2], from[3]),
+                       ptx::pack_bf16(from[4], from[5]), ptx::pack_bf16(from[6], from[7]));
+    }
+  }
+}
+
+// A block by the threads of the consumer, element by element.
+__device__ __forceinline__ void copy_block(const char* buffer, const NativeParams& p, int row, int column, int batch) {
+  const int columns = p.output.is_fp32 ? 32 : 64;
+  for (int i = threadIdx.x % 128; i < kStoreRows * columns; i += 128) {
+    const int r = i / columns, c = i % columns;
+    if (row + r >= p.m || column + c >= p.n) continue;
+    const int64_t to = batch * p.output.batch_stride + (row + r) * p.output.row_stride + column + c;
+    const int byte = c * kStoreRowBytes / columns;
+    const char* from = buffer + r * kStoreRowBytes + ((byte >> 4 ^ (r & 7)) << 4) + (byte & 15);
+    if (p.output.is_fp32) {
+      static_cast<float*>(p.output.data)[to] = *reinterpret_cast<const float*>(from);
+    } else {
+      static_cast<uint16_t*>(p.output.data)[to] = *reinterpret_cast<const uint16_t*>(from);
+    }
+  }
+}
+
+// acc += what the FP32 result holds.
+template <int kCount>
+__device__ __forceinline__ void add_previous(float (&acc)[kCount], const NativeParams& p, int row, int column, int batch) {
+  const int lane = threadIdx.x % 32;
+  const int first = row + threadIdx.x % 128 / 32 * 16 + lane / 4, left = column + lane % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = first + 8 * half;
+    if (r >= p.m) continue;
+    const float* from = static_cast<const float*>(p.output.data) + batch * p.output.batch_stride + r * p.output.row_stride;
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+      const int c = left + 8 * j;
+      if (c < p.n) acc[4 * j + 2 * half] = __fadd_rn(from[c], acc[4 * j + 2 * half]);
+      if (c + 1 < p.n) acc[4 * j + 2 * half + 1] = __fadd_rn(from[c + 1], acc[4 * j + 2 * half + 1]);
+    }
+  }
+}
+
+template <int kBlock, int kBlocks, int kCount>
+__device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p, bool is_fp32,
+                                             int row, int column, int batch, int consumer) {
+  if constexpr (kBlock < kBlocks) {
+    const int at = column + kBlock * (is_fp32 ? 32 : 64);
+    if (at >= p.n) return;
+    char* const buffer = blocks.buffer[kBlock % kStoreBuffers];
+    const bool elected = threadIdx.x % 128 == 0;
+    // The tile before may have ended on this buffer.
+    if (elected) ptx::bulk_wait_read<kBlock == 0 ? 0 : kStoreBuffers - 1>();
+    ptx::named_barrier_sync(1 + consumer, 128);
+    write_block<kBlock>(acc, buffer, is_fp32);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(1 + consumer, 128);
+    if (p.output.direct) {
+      copy_block(buffer, p, row, at, batch);
+    } else if (elected) {
+      const int32_t coordinates[3] = {at, row, batch};
+      ptx::tensor_store(&p.out, coordinates, buffer);
+      ptx::bulk_commit();
+    }
+    store_blocks<kBlock + 1, kBlocks>(acc, blocks, p, is_fp32, row, column, batch, consumer);
+  }
+}
+
+// The consumer's 64 rows by kCount / 32 * 64 columns from `row`, `column` of matrix `batch` of the output's map.
+template <int kCount>
+__device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p, int row, int column,
+                                           int batch, int consumer) {
+  if (row >= p.m || column >= p.n) return;
+  if (p.output.accumulate) add_previous(acc, p, row, column, batch);
+  if (p.output.is_fp32) {
+    store_blocks<0, kCount / 16>(acc, blocks, p, true, row, column, batch, consumer);
+  } else {
+    store_blocks<0, kCount / 32>(acc, blocks, p, false, row, column, batch, consumer);
+  }
+}
+
+}  // namespace cake::gemm::sm90

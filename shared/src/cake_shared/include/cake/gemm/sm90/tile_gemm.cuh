@@ -1,0 +1,203 @@
+// One kernel body of the native GEMM, for a tile kind; the .cuh files beside this one make a kernel of each.
+//
+//   out[l, m, n] (+)= sum_k a[l, m, k] b[l, k, n], or the partial sums of one piece of the contraction
+//
+// Reads A and B by tensor copies, any major axis; writes the result, or FP32 partial sums, by tensor copies.
+// Order of accumulation: k ascending in steps of 16, in one FP32 accumulator an element, whatever the tile.
+// Barriers: full (the producer's expectation and the bytes of both CTAs' copies), empty (one arrival of each consumer warp
+// of both CTAs, because a copy writes into both). A persistent cluster of two walks the units.
+#pragma once
+
+#include "cake/gemm/sm90/epilogue.cuh"
+#include "cake/gemm/tiles.h"
+#include "cake/gemm/work.h"
+#include "cake/pipe/ring.cuh"
+#include "cake/ptx/bulk_copy.cuh"
+#include "cake/ptx/cta.cuh"
+#include "cake/ptx/grid_dependency.cuh"
+#include "cake/ptx/wgmma.cuh"
+
+namespace cake::gemm::sm90 {
+
+inline constexpr int kCtasPerCluster = 2;
+inline constexpr int kConsumers = 2;  // warpgroups
+inline constexpr int kThreads = 128 * (1 + kConsumers);
+inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+template <TileKind kKind>
+struct Config {
+  static constexpr TileShape kTile = tile_shape(kKind);
+  static constexpr OperandBoxes kA = a_boxes(kTile), kB = b_boxes(kTile);
+  static constexpr bool kSplitsRows = kTile.m == 128;  // a consumer has 64 rows of the tile; else half of its columns
+  static constexpr int kConsumerColumns = kSplitsRows ? kTile.n : kTile.n / kConsumers;
+  static constexpr int kStages = kTile.stages;
+  static constexpr uint32_t kABytes = kTile.m * kBlockK * 2, kBBytes = kTile.n * kBlockK * 2;
+};
+
+template <class C>
+struct alignas(1024) Smem {
+  char a[C::kStages][C::kABytes];
+  char b[C::kStages][C::kBBytes];
+  StoreBlocks store[kConsumers];
+  pipe::Ring<C::kStages> ring;
+};
+
+// Copies this CTA's share of an operand of kRows rows, first row `row`, into the stage.
+template <int kRows, bool kShared>
+__device__ __forceinline__ void load_operand(char* stage, const host::TensorMap& map, bool k_major, int row, int k, int batch,
+                                             uint32_t rank, uint64_t* barrier) {
+  constexpr OperandBoxes kBoxes{kRows, kShared};
+  constexpr uint16_t kBoth = 3;
+  const auto copy = [&](char* to, int32_t inner, int32_t outer) {
+    const int32_t at[3] = {inner, outer, batch};
+    if constexpr (kShared) {
+      ptx::tensor_load_multicast(to, &map, at, barrier, kBoth);
+    } else {
+      ptx::tensor_load(to, &map, at, barrier);
+    }
+  };
+  const int share = kShared ? static_cast<int>(rank) : 0;
+  if (k_major) {
+    const int first = share * kBoxes.box_rows();
+    copy(stage + first * 128, k, row + first);
+  } else if constexpr (kBoxes.box_depth() == kBlockK) {
+    constexpr int kBlocks = kRows / 64 / (kShared ? kCtasPerCluster : 1);
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      const int at = share * kBlocks + block;
+      copy(stage + at * (kBlockK * 128), row + at * 64, k);
+    }
+  } else {
+    const int depth = share * kBoxes.box_depth();
+    copy(stage + depth * 128, row, k + depth);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, uint32_t rank, int first_unit, int unit_step) {
+  constexpr TileShape kTile = C::kTile;
+  typename pipe::Ring<C::kStages>::Place at;
+  for (int index = first_unit; index < p.tiling.units; index += unit_step) {
+    const Unit unit = unit_of(p.tiling, index);
+    const int row = (kTile.pair_along_m ? unit.row_unit * kCtasPerCluster + static_cast<int>(rank) : unit.row_unit) * kTile.m;
+    const int column =
+        (kTile.pair_along_m ? unit.column_unit : unit.column_unit * kCtasPerCluster + static_cast<int>(rank)) * kTile.n;
+    const int shared_row = kTile.pair_along_m ? column : row;
+    const int blocks = blocks_of_piece(p.tiling, unit.piece);
+    int k = unit.piece * p.tiling.piece_blocks * kBlockK;
+    for (int block = 0; block < blocks; ++block, k += kBlockK) {
+      smem.ring.wait_empty(at);
+      smem.ring.expect(at, C::kABytes + C::kBBytes);
+      uint64_t* const full = smem.ring.full(at);
+      load_operand<kTile.m, C::kA.shared>(smem.a[at.stage], p.a, p.a_k_major, C::kA.shared ? shared_row : row, k,
+                                          unit.batch * p.a_batch_step, rank, full);
+      load_operand<kTile.n, C::kB.shared>(smem.b[at.stage], p.b, p.b_k_major, C::kB.shared ? shared_row : column, k,
+                                          unit.batch * p.b_batch_step, rank, full);
+      at.advance();
+    }
+  }
+}
+
+// One arrival at the stage's empty barrier of both CTAs, by one lane each.
+template <int kStages>
+__device__ __forceinline__ void release_both(pipe::Ring<kStages>& ring, const pipe::RingPlace<kStages>& at, int lane) {
+  if (lane < kCtasPerCluster) ptx::mbarrier_arrive_remote(ring.empty(at), lane);
+}
+
+// acc = sum over `blocks` stages of the consumer's part of the tile.
+template <class C, ptx::Major kMajorA, ptx::Major kMajorB>
+__device__ __forceinline__ void contract(float (&acc)[C::kConsumerColumns / 2], Smem<C>& smem,
+                                         pipe::RingPlace<C::kStages>& at, int blocks, int consumer, int lane) {
+  // Rows of 64 and blocks of 64 columns both lie 64 * 128 bytes apart.
+  const uint32_t a_part = C::kSplitsRows ? consumer * (64 * 128) : 0;
+  const uint32_t b_part = C::kSplitsRows ? 0 : consumer * (C::kConsumerColumns * 128);
+  constexpr uint64_t kStepA = ptx::wgmma_advance(kMajorA == ptx::Major::kK ? 32 : 16 * 128);
+  constexpr uint64_t kStepB = ptx::wgmma_advance(kMajorB == ptx::Major::kK ? 32 : 16 * 128);
+  pipe::RingPlace<C::kStages> before = at;
+  for (int block = 0; block < blocks; ++block) {
+    smem.ring.wait_full(at);
+    const uint64_t a = ptx::wgmma_descriptor(ptx::shared_address(smem.a[at.stage]) + a_part, kBlockK * 128);
+    const uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(smem.b[at.stage]) + b_part, kBlockK * 128);
+    ptx::wgmma_keep(acc);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBlockK / 16; ++step) {
+      ptx::wgmma_bf16<kMajorA, kMajorB>(acc, a + step * kStepA, b + step * kStepB, true);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (block > 0) release_both(smem.ring, before, lane);
+    before = at;
+    at.advance();
+  }
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_keep(acc);
+  if (blocks > 0) release_both(smem.ring, before, lane);
+}
+
+template <class C>
+__device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, uint32_t rank, int consumer, int first_unit,
+                                        int unit_step) {
+  constexpr TileShape kTile = C::kTile;
+  const int lane = threadIdx.x % 32;
+  pipe::RingPlace<C::kStages> at;
+  for (int index = first_unit; index < p.tiling.units; index += unit_step) {
+    const Unit unit = unit_of(p.tiling, index);
+    const int blocks = blocks_of_piece(p.tiling, unit.piece);
+    float acc[C::kConsumerColumns / 2];
+#pragma unroll
+    for (int i = 0; i < C::kConsumerColumns / 2; ++i) acc[i] = 0.f;
+    if (p.a_k_major) {
+      if (p.b_k_major) {
+        contract<C, ptx::Major::kK, ptx::Major::kK>(acc, smem, at, blocks, consumer, lane);
+      } else {
+        contract<C, ptx::Major::kK, ptx::Major::kMN>(acc, smem, at, blocks, consumer, lane);
+      }
+    } else {
+      if (p.b_k_major) {
+        contract<C, ptx::Major::kMN, ptx::Major::kK>(acc, smem, at, blocks, consumer, lane);
+      } else {
+        contract<C, ptx::Major::kMN, ptx::Major::kMN>(acc, smem, at, blocks, consumer, lane);
+      }
+    }
+    const int tile_row = kTile.pair_along_m ? unit.row_unit * kCtasPerCluster + static_cast<int>(rank) : unit.row_unit;
+    const int tile_column =
+        kTile.pair_along_m ? unit.column_unit : unit.column_unit * kCtasPerCluster + static_cast<int>(rank);
+    const int row = tile_row * kTile.m + (C::kSplitsRows ? consumer * 64 : 0);
+    const int column = tile_column * kTile.n + (C::kSplitsRows ? 0 : consumer * C::kConsumerColumns);
+    store_tile(acc, smem.store[consumer], p, row, column, unit.batch * p.tiling.pieces + unit.piece, consumer);
+  }
+  finish_stores();
+}
+
+template <TileKind kKind>
+__device__ __forceinline__ void tile_gemm(const NativeParams& p) {
+  using C = Config<kKind>;
+  extern __shared__ __align__(1024) char shared_bytes[];
+  auto& smem = *reinterpret_cast<Smem<C>*>(shared_bytes);
+  // Through a shuffle the compiler knows that the warps of a warpgroup agree.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
+  const uint32_t rank = ptx::cluster_rank();
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&p.a);
+    ptx::prefetch_tensor_map(&p.b);
+    if (!p.output.direct) ptx::prefetch_tensor_map(&p.out);
+    smem.ring.init(1, kCtasPerCluster * kConsumers * 4);
+    ptx::mbarrier_init_fence();
+  }
+  ptx::cluster_sync();
+  ptx::launch_dependents();
+  ptx::wait_for_predecessor();
+  const int first_unit = blockIdx.x / kCtasPerCluster, unit_step = gridDim.x / kCtasPerCluster;
+  if (warpgroup == 0) {
+    ptx::give_registers<kProducerRegisters>();
+    if (threadIdx.x == 0) produce<C>(smem, p, rank, first_unit, unit_step);
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    consume<C>(smem, p, rank, warpgroup - 1, first_unit, unit_step);
+  }
+  // A CTA's shared memory and barriers must outlive what its partner still sends there.
+  ptx::cluster_sync();
+}
+
+}  // namespace cake::gemm::sm90

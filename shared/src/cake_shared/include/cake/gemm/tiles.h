@@ -1,0 +1,51 @@
+// The tiles of the native GEMM programs and how they are copied: the same numbers on the host, which makes the tensor maps,
+// and in the kernels. Two CTAs of a cluster share the operand that both need: each copies half of it to both.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define CAKE_GEMM_HOST_DEVICE __host__ __device__
+#else
+#define CAKE_GEMM_HOST_DEVICE
+#endif
+
+namespace cake::gemm {
+
+inline constexpr int kBlockK = 64;        // elements of the contraction in a stage: rows of 128 bytes
+inline constexpr int kStoreRows = 64;     // rows of a block of the epilogue
+inline constexpr int kStoreRowBytes = 128;
+
+enum class TileKind : int32_t {
+  kWide = 0,    // 128 x 256
+  kMiddle = 1,  // 128 x 128
+  kNarrow = 2,  // 128 x 64
+  kFlat = 3,    // 64 x 256
+};
+
+struct TileShape {
+  int m, n;
+  int stages;
+  bool pair_along_m;  // the cluster's CTAs have neighbouring rows and share B; else neighbouring columns, and share A
+};
+
+CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
+  return kind == TileKind::kWide     ? TileShape{128, 256, 4, true}
+         : kind == TileKind::kMiddle ? TileShape{128, 128, 6, true}
+         : kind == TileKind::kNarrow ? TileShape{128, 64, 8, true}
+                                     : TileShape{64, 256, 4, false};
+}
+
+// An operand of `rows` rows (of m or n) by kBlockK comes in boxes. Unit stride on k: one box of {kBlockK, box_rows}; unit
+// stride on the rows: boxes of {64, box_depth}, one for each 64 rows.
+struct OperandBoxes {
+  int rows;        // of the tile
+  bool shared;     // each CTA of the cluster copies half of it
+  CAKE_GEMM_HOST_DEVICE constexpr int box_rows() const { return shared ? rows / 2 : rows; }
+  CAKE_GEMM_HOST_DEVICE constexpr int box_depth() const { return shared && rows == 64 ? kBlockK / 2 : kBlockK; }
+};
+
+CAKE_GEMM_HOST_DEVICE constexpr OperandBoxes a_boxes(TileShape tile) { return {tile.m, !tile.pair_along_m}; }
+CAKE_GEMM_HOST_DEVICE constexpr OperandBoxes b_boxes(TileShape tile) { return {tile.n, tile.pair_along_m}; }
+
+}  // namespace cake::gemm

@@ -1,0 +1,201 @@
+"""The CUDA programs of the BF16 GEMM in the emulator: every layout, ragged edges, cuts, and no detector fires."""
+
+import math
+
+import pytest
+import torch
+
+from cake_shared.emulator import AsyncInFlight, Options, OutOfBounds
+from cake_shared.errors import BuildError
+from cake_shared.gemm.problem import GemmProblem
+from cake_shared.target import TARGETS
+from cake_shared.testing.emulated import EmulatedPackage
+from dense_projection_det_gemm import cuda
+from dense_projection_det_gemm.cuda_plan import PROGRAMS, plan_gemm_cuda
+
+BF16, FP32 = torch.bfloat16, torch.float32
+ORDERS = (Options(order="eager"), Options(order="lazy"), Options(order="random", seed=1))
+LIMIT = {BF16: 4e-3, FP32: 1e-6}
+LAYOUTS = [("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")]
+
+
+@pytest.fixture(scope="module")
+def emulated():
+    """`emulated(architecture)`: the package in the emulator, made once an architecture."""
+    made = {}
+
+    def get(architecture):
+        if architecture not in made:
+            try:
+                made[architecture] = EmulatedPackage(cuda.PACKAGE, architecture)
+            except BuildError as error:
+                pytest.skip(f"compilers are what this needs: {error}")
+        return made[architecture]
+
+    return get
+
+
+def matrix(batch, rows, cols, rows_are_major, seed, dtype=BF16):
+    """A view `[batch, rows, cols]` of a buffer with 8 elements more in each row of memory."""
+    generator = torch.Generator().manual_seed(seed)
+    inner, outer = (rows, cols) if rows_are_major else (cols, rows)
+    pitch = math.ceil(inner / 8) * 8 + 8
+    buffer = torch.randn(batch, outer, pitch, generator=generator).to(dtype)[:, :, :inner]
+    return buffer.transpose(1, 2) if rows_are_major else buffer
+
+
+def beyond(view):
+    """The eight elements of memory after each row of a `matrix`, and the gap to them."""
+    inner = 2 if view.stride(2) == 1 else 1
+    count = view.stride(3 - inner) - view.shape[inner]
+    shape, strides = list(view.shape), view.stride()
+    shape[inner] = count
+    return view.as_strided(shape, strides, view.storage_offset() + view.shape[inner])
+
+
+def compute(
+    package,
+    architecture,
+    size,
+    layout,
+    dtype=BF16,
+    out_major="n",
+    *,
+    accumulate=False,
+    stage=None,
+    pieces=None,
+    multiprocessors=4,
+):
+    """Run one product and compare it with float64; returns a contiguous copy of the result and its plan."""
+    batch, m, n, k = size
+    a = matrix(batch, m, k, layout[0] == "m", 1)
+    b = matrix(batch, k, n, layout[1] == "k", 2)
+    out = matrix(batch, m, n, out_major == "m", 3, dtype)
+    exact = torch.matmul(a.double(), b.double()) + (out.double() if accumulate else 0)
+    name = {BF16: "bfloat16", FP32: "float32"}[dtype]
+    problem = GemmProblem(batch, m, n, k, *layout, name, out_major, accumulate, "cuda")
+    padding = beyond(out).clone()
+    if not accumulate:
+        out.fill_(math.nan)
+    with package:
+        backend = cuda.GemmBackend(package.module, architecture, multiprocessors, lambda: 0)
+        plan, run = backend.prepare("gemm_out", problem, a, b, out, plan_gemm_cuda(problem, stage, pieces))
+        run()
+    error = float((out.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+    assert error < LIMIT[dtype], (error, plan)
+    assert torch.equal(beyond(out), padding)
+    return out.clone(memory_format=torch.contiguous_format), plan
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids="".join)
+@pytest.mark.parametrize("stage", PROGRAMS)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_every_layout(emulated, architecture, stage, layout):
+    package = emulated(architecture)
+    package.options = Options(order="eager")
+    results = [
+        compute(package, architecture, (1, 137, 72, 100), layout, dtype, stage=stage)[0].to(BF16) for dtype in LIMIT
+    ]
+    assert torch.equal(*results)  # rounded once, from the same sum
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_every_order_of_completion(emulated, architecture):
+    package = emulated(architecture)
+    for package.options in ORDERS:
+        compute(package, architecture, (2, 300, 136, 200), ("k", "n"), stage="middle_out")
+        compute(package, architecture, (2, 40, 520, 700), ("m", "n"), FP32, pieces=3)
+
+
+@pytest.mark.parametrize("stage", ["flat_out", "wide_out", "middle_out"])
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_cut_contraction(emulated, architecture, stage):
+    """Pieces give the same bits whatever the multiprocessors, accumulate after their sum, and are rounded once."""
+    package = emulated(architecture)
+    package.options = Options(order="random", seed=2)
+    size = (1, 72, 264, 330)
+    results = [
+        compute(package, architecture, size, ("m", "n"), FP32, stage=stage, pieces=3, multiprocessors=count)[0]
+        for count in (2, 7)
+    ]
+    assert torch.equal(*results)
+    compute(package, architecture, size, ("m", "n"), FP32, stage=stage, pieces=3, accumulate=True)
+    rounded, plan = compute(package, architecture, size, ("m", "n"), BF16, stage=stage, pieces=3)
+    assert plan.pieces == 3 and plan.workspace_bytes == 4 * 3 * 72 * 264
+    assert torch.equal(results[0].to(BF16), rounded)
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_transposed_result(emulated, architecture, dtype):
+    """Also where its rows are no multiple of 16 bytes, which tensor copies cannot store."""
+    package = emulated(architecture)
+    package.options = Options(order="lazy")
+    for m in (144, 73):
+        compute(package, architecture, (2, m, 72, 60), ("k", "n"), dtype, "m")
+        compute(package, architecture, (1, m, 72, 300), ("m", "n"), dtype, "m", pieces=2)
+
+
+@pytest.mark.parametrize("size", [(1, 1, 8, 1), (3, 1, 8, 64), (1, 129, 8, 17), (2, 5, 1000, 3)], ids=str)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_small_sizes(emulated, architecture, size):
+    package = emulated(architecture)
+    package.options = Options(order="random", seed=3)
+    for layout in LAYOUTS:
+        compute(package, architecture, size, layout)
+    compute(package, architecture, size, ("k", "k"), FP32, accumulate=True)
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_empty_contraction(emulated, architecture):
+    package = emulated(architecture)
+    package.options = Options()
+    assert not compute(package, architecture, (2, 9, 16, 0), ("k", "n"))[0].any()
+    compute(package, architecture, (2, 9, 16, 0), ("k", "n"), FP32, accumulate=True)
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_rows_do_not_depend_on_their_number(emulated, architecture):
+    package = emulated(architecture)
+    package.options = Options()
+    x, w = matrix(1, 140, 200, False, 5), matrix(1, 200, 72, True, 6)
+    results = []
+    for rows in (140, 3):
+        problem = GemmProblem(1, rows, 72, 200, "k", "k", "bfloat16", target="cuda")
+        out = torch.empty(1, rows, 72, dtype=BF16)
+        with package:
+            backend = cuda.GemmBackend(package.module, architecture, 6, lambda: 0)
+            backend.prepare("gemm_out", problem, x[:, :rows], w, out)[1]()
+        results.append(out[:, :3])
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_one_matrix_serves_a_batch(emulated, architecture):
+    """A batch stride of 0, and heads that are slices of wider rows."""
+    package = emulated(architecture)
+    package.options = Options(order="lazy")
+    rows = matrix(1, 70, 3 * 24, False, 7)[0].unflatten(1, (3, 24)).transpose(0, 1)
+    w, out = matrix(1, 24, 40, False, 8).expand(3, -1, -1), torch.empty(70, 3, 40, dtype=BF16)
+    problem = GemmProblem(3, 70, 40, 24, "k", "n", "bfloat16", target="cuda")
+    with package:
+        backend = cuda.GemmBackend(package.module, architecture, 6, lambda: 0)
+        backend.prepare("gemm_out", problem, rows, w, out.transpose(0, 1))[1]()
+    exact = torch.einsum("ltk,kn->tln", rows.double(), w[0].double())
+    assert float((out - exact).norm() / exact.norm()) < LIMIT[BF16]
+
+
+class Short(EmulatedPackage):
+    """Takes the last 16 bytes of the result away."""
+
+    def _on_tensor(self, name, address, size_bytes, writable):
+        super()._on_tensor(name, address, size_bytes - 16 if name == "out" else size_bytes, writable)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_a_write_beyond_the_result_is_seen(emulated, architecture):
+    emulated(architecture)
+    package = Short(cuda.PACKAGE, architecture)
+    with pytest.raises(RuntimeError):
+        compute(package, architecture, (1, 64, 64, 64), ("k", "n"))
+    assert isinstance(package.error, (OutOfBounds, AsyncInFlight))

@@ -338,5 +338,5 @@ def test_errors_come_before_any_launch():
 def test_plans_name_program_and_architecture():
     plan = det.prepare_forward(normal(64, 64), normal(64, 64)).plan
     assert plan.problem.target != "cpu"
-    assert plan.program
+    assert plan.stage
     assert repr(plan)

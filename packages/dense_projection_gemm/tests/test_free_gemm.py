@@ -262,13 +262,15 @@ def test_bad_module_argument(module, arguments, error, message):
         module(**arguments)
 
 
-def test_cuda_names_this_package(monkeypatch):
+class OnCuda:
+    device = torch.device("cuda", 0)
+
+
+def test_cuda_names_an_architecture_that_it_does_not_know(monkeypatch):
     from dense_projection_gemm import cuda
 
-    class OnCuda:
-        device = torch.device("cuda", 0)
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "an older device")
     for stage in ("gemm_out", "router_out"):
-        with pytest.raises(UnsupportedArchError, match=r"dense_projection_gemm .*sm_90a.*CPU"):
+        with pytest.raises(UnsupportedArchError, match=r"an older device has compute capability 8\.0.*sm_90a"):
             cuda.prepare(stage, None, None, None, OnCuda())

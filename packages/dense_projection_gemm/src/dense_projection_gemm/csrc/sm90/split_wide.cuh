@@ -1,0 +1,13 @@
+// Tiles of 128 x 256: most shapes.
+#pragma once
+
+#include "sm90/split_gemm.cuh"
+
+namespace dense_projection_gemm {
+
+extern "C" __global__ void __launch_bounds__(cake::gemm::sm90::kThreads, 1)
+    gemm_split_wide_sm90(const __grid_constant__ SplitParams p) {
+  sm90::split_gemm<cake::gemm::TileKind::kWide>(p);
+}
+
+}  // namespace dense_projection_gemm

@@ -34,6 +34,8 @@ class Target:
         (major, minor) of the first compiler that knows the architecture.
     tmem_columns
         Columns of tensor memory of an SM, 0 without tensor memory.
+    portable_cluster_ctas, cluster_ctas
+        CTAs that a cluster may have on every architecture; on this one, where the launch asks for more than portable.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Target:
     threads_per_cta: int = 1024
     threads_per_sm: int = 2048
     ctas_per_sm: int = 32
+    portable_cluster_ctas: int = 8
+    cluster_ctas: int = 16
 
     @property
     def gencode_flags(self) -> tuple[str, ...]:

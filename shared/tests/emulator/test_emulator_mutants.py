@@ -19,7 +19,6 @@ from cake_shared.emulator import (
     EmulatorError,
     Hang,
     IllegalInstruction,
-    LaunchError,
     Misaligned,
     MissingProxyFence,
     Module,
@@ -295,40 +294,6 @@ def test_a_text_that_cannot_be_read_names_its_line():
     with pytest.raises(PtxSyntaxError) as caught:
         Module.from_ptx(ptx(".reg .b32 r;\nmov.u32 r, unknown_name;"))
     assert caught.value.line == 7
-
-
-@pytest.mark.parametrize(
-    ("launch", "what"),
-    [
-        ({"block": 1025}, "threads"),
-        ({"block": 32, "smem_bytes": 228 * 1024}, "shared"),
-        ({"block": 32, "cluster": (32, 1, 1), "grid": 32}, "cluster"),
-        ({"block": 32, "cluster": (2, 1, 1), "grid": 3}, "cluster"),
-        ({"block": 0}, "block"),
-    ],
-)
-def test_a_launch_beyond_the_target_is_refused(launch, what):
-    program = Module.from_ptx(ptx(""))
-    with pytest.raises((LaunchError, ValueError), match=f"(?i){what}"):
-        program.launch("k", **({"grid": 1, "params": []} | launch))
-
-
-def test_registers_beyond_the_target_are_refused():
-    program = Module.from_ptx(ptx("", ".maxntid 1024, 1, 1 .minnctapersm 1 .maxnreg 128"))
-    with pytest.raises(LaunchError, match=r"(?i)register"):
-        program.launch("k", grid=1, block=1024, params=[])
-
-
-def test_tensor_memory_beyond_the_target_deadlocks_and_says_where():
-    body = """.reg .b32 a, b;
-    .shared .align 4 .b32 place[2];
-    mov.u32 a, place;
-    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [a], 512;
-    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [a+4], 32;"""
-    program = Module.from_ptx(ptx(body).replace("sm_90a", "sm_100a"), target="sm_100a")
-    with pytest.raises((Deadlock, TensorMemoryLeak)) as caught:
-        program.launch("k", grid=1, block=32, params=[])
-    assert "line 10" in str(caught.value)
 
 
 def test_a_deadlock_names_the_source_line_of_every_waiting_warp():

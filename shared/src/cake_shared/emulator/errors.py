@@ -94,6 +94,10 @@ class SharedRace(EmulatorError):
     """Two warps accessed the same bytes of shared memory, one of them writing, with nothing that orders them."""
 
 
+class MissingGridWait(EmulatorError):
+    """A programmatic launch touched what an earlier launch, which may still run, wrote, or wrote what that one read."""
+
+
 class BarrierMisuse(EmulatorError):
     """A barrier was used against its rules: too many arrivals, another count, a phase reused, bytes overflowed."""
 
@@ -139,6 +143,7 @@ _CLASSES = {
         UnwaitedResult,
         MissingProxyFence,
         SharedRace,
+        MissingGridWait,
         BarrierMisuse,
         Deadlock,
         Hang,

@@ -14,6 +14,7 @@ from cake_shared.emulator import native
 from cake_shared.emulator.errors import LaunchError, from_native
 from cake_shared.emulator.params import Marked, Param, Region, pack, region_of, span_of
 from cake_shared.emulator.report import Report, report_of
+from cake_shared.target import Target, target_named
 
 _ORDERS = {"eager": 0, "lazy": 1, "random": 2}
 _DETECT = {"none": 0, "cheap": 1, "all": 2}
@@ -81,6 +82,17 @@ class Kernel:
     register_bytes: int = field(repr=False, default=0)
     instructions: int = field(repr=False, default=0)
     communicates: bool = field(repr=False, default=False)
+
+
+def _limits(target: Target) -> native.Limits:
+    return native.Limits(
+        threads=target.threads_per_cta,
+        shared_bytes=target.shared_bytes_per_cta,
+        registers_per_sm=target.registers_per_sm,
+        registers_per_thread=target.registers_per_thread,
+        cluster_ctas=target.cluster_ctas,
+        tmem_columns=target.tmem_columns,
+    )
 
 
 def _triple(value: int | tuple, name: str) -> tuple[int, int, int]:
@@ -199,6 +211,8 @@ class Module:
         smem_bytes: int = 0,
         allocations: list | tuple = (),
         options: Options | None = None,
+        stream: Stream | None = None,
+        programmatic: bool = False,
     ) -> Report:
         """Run a kernel to its end.
 
@@ -217,6 +231,11 @@ class Module:
             Arrays whose addresses hide in struct parameters.
         options
             See `Options`.
+        stream
+            What ran before: a programmatic launch is compared with it.
+        programmatic
+            The launch may start before its predecessor on the stream ends; the kernel waits by `griddepcontrol.wait`.
+            Without a stream its predecessor is unknown, and may write everything.
 
         Returns
         -------
@@ -235,7 +254,16 @@ class Module:
         for position, array in enumerate(allocations):
             regions.append(array if isinstance(array, Region) else region_of(array, f"allocation {position}"))
         return self.launch_packed(
-            full, grid, block, data, regions, cluster=cluster, smem_bytes=smem_bytes, options=options
+            full,
+            grid,
+            block,
+            data,
+            regions,
+            cluster=cluster,
+            smem_bytes=smem_bytes,
+            options=options,
+            stream=stream,
+            programmatic=programmatic,
         )
 
     def launch_packed(
@@ -249,9 +277,17 @@ class Module:
         cluster: int | tuple = (0, 0, 0),
         smem_bytes: int = 0,
         options: Options | None = None,
+        stream: Stream | None = None,
+        programmatic: bool = False,
+        registers: int = 0,
     ) -> Report:
-        """Run a kernel whose parameters are bytes already, with the regions that it may touch."""
+        """Run a kernel whose parameters are bytes already, with the regions that it may touch.
+
+        `registers` is what a thread uses by the compiler's report, 0 where that is not known; the rest as in `launch`.
+        """
         options = options or Options()
+        if programmatic and stream is None:
+            stream = Stream(unknown_before=True)
         declared = self.kernels[kernel].cluster
         shape = _triple(cluster, "cluster")
         if shape[0] == 0:
@@ -283,6 +319,10 @@ class Module:
             stop_line=options.stop_line or 0,
             dump_shared=(ctypes.c_uint32 * 2)(*(options.dump_shared or (0, 0))),
             dump_tensor=(ctypes.c_uint32 * 2)(*(options.dump_tensor or (0, 0))),
+            limits=_limits(target_named(self.target)),
+            registers=registers,
+            programmatic=int(programmatic),
+            stream=None if stream is None else stream.handle,
         )
         out = ctypes.c_void_p()
         status = native.library().cake_emu_launch(
@@ -295,11 +335,24 @@ class Module:
 
 
 class Stream:
-    """Kernels in order, as on a CUDA stream."""
+    """Kernels in order, as on a CUDA stream, and what each has done to global memory.
 
-    def __init__(self, options: Options | None = None):
+    A launch that is programmatic may overlap those before it, so that what it touches before `griddepcontrol.wait` is
+    compared with what they touch (`MissingGridWait`).
+
+    Parameters
+    ----------
+    options
+        Of the launches.
+    unknown_before
+        Something unknown may still run when the first launch comes.
+    """
+
+    def __init__(self, options: Options | None = None, unknown_before: bool = False):
         self.options = options or Options()
         self.reports: list[Report] = []
+        self.handle: int = native.library().cake_emu_stream(int(unknown_before))
+        self._finalizer = weakref.finalize(self, native.library().cake_emu_stream_free, self.handle)
 
     def launch(
         self,
@@ -312,9 +365,9 @@ class Stream:
         cluster: int | tuple = (0, 0, 0),
         smem_bytes: int = 0,
         allocations: list | tuple = (),
-        pdl: bool = False,
+        programmatic: bool = False,
     ) -> Report:
-        """Run a kernel after those before it; `pdl` makes it a programmatic dependent of the one before."""
+        """Run a kernel after those before it; see `Module.launch`."""
         report = module.launch(
             kernel,
             grid,
@@ -324,9 +377,16 @@ class Stream:
             smem_bytes=smem_bytes,
             allocations=allocations,
             options=self.options,
+            stream=self,
+            programmatic=programmatic,
         )
         self.reports.append(report)
         return report
 
+    def restart(self, unknown_before: bool = False) -> None:
+        """Forget the launches so far: all have ended, or with `unknown_before` something else may still run."""
+        native.library().cake_emu_stream_restart(self.handle, int(unknown_before))
+
     def synchronize(self) -> None:
-        """Finish everything that was launched. Every launch has ended when its call returns."""
+        """Wait for everything that was launched: nothing of it overlaps what comes after."""
+        self.restart()

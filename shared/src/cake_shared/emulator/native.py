@@ -43,6 +43,19 @@ class Allocation(ctypes.Structure):
     ]
 
 
+class Limits(ctypes.Structure):
+    """Mirror of CakeEmuLimits."""
+
+    _fields_ = [
+        ("threads", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("registers_per_sm", ctypes.c_uint32),
+        ("registers_per_thread", ctypes.c_uint32),
+        ("cluster_ctas", ctypes.c_uint32),
+        ("tmem_columns", ctypes.c_uint32),
+    ]
+
+
 class Launch(ctypes.Structure):
     """Mirror of CakeEmuLaunch."""
 
@@ -66,6 +79,10 @@ class Launch(ctypes.Structure):
         ("stop_line", ctypes.c_uint32),
         ("dump_shared", ctypes.c_uint32 * 2),
         ("dump_tensor", ctypes.c_uint32 * 2),
+        ("limits", Limits),
+        ("registers", ctypes.c_uint32),
+        ("programmatic", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
     ]
 
 
@@ -157,6 +174,12 @@ def library() -> ctypes.CDLL:
     lib.cake_emu_module_free.argtypes = [ctypes.c_void_p]
     lib.cake_emu_launch.restype = ctypes.c_int
     lib.cake_emu_launch.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(Launch), text]
+    lib.cake_emu_stream.restype = ctypes.c_void_p
+    lib.cake_emu_stream.argtypes = [ctypes.c_int]
+    lib.cake_emu_stream_restart.restype = None
+    lib.cake_emu_stream_restart.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    lib.cake_emu_stream_free.restype = None
+    lib.cake_emu_stream_free.argtypes = [ctypes.c_void_p]
     lib.cake_emu_free.restype = None
     lib.cake_emu_free.argtypes = [ctypes.c_void_p]
     return lib

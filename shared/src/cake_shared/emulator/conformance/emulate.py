@@ -49,7 +49,7 @@ def run_case(case: Case, *, target: str = "sm_90a", options: object | None = Non
             smem_bytes=launch.shared_bytes,
             params=params,
             allocations=allocations,
-            pdl=launch.programmatic,
+            programmatic=launch.programmatic,
         )
     stream.synchronize()
     return data

@@ -1,6 +1,7 @@
 // Checked access to memory: an address of some space becomes a host pointer, or a fault.
 #pragma once
 #include "machine.h"
+#include "overlap.h"
 #include "shadow.h"
 
 namespace cake::emu {
@@ -22,6 +23,7 @@ inline u8* global_at(Warp& w, u64 address, u32 bytes, Rw rw, int lane) {
   }
   const Allocation& a = registry[k];
   if (rw != Rw::Read && a.read_only) global_fault(w, address, bytes, rw, lane);
+  if (w.gang->launch->record) overlap_access(w, k, address, bytes, rw, lane);
   if (a.written) {
     if (rw != Rw::Write) check_written(a, address, bytes, lane);
     if (rw != Rw::Read) std::memset(a.written + (address - a.begin), 1, bytes);

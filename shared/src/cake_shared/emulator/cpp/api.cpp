@@ -5,6 +5,7 @@
 
 #include "json.h"
 #include "module.h"
+#include "overlap.h"
 #include "scheduler.h"
 
 using namespace cake::emu;
@@ -102,39 +103,56 @@ std::string report(const Program& p, const Stats& s, double seconds) {
   return j.text();
 }
 
+[[noreturn]] void refuse(const std::string& text) { fault("LaunchError", text); }
+
+std::string at_most(u64 got, const char* what, u64 limit) {
+  return std::to_string(got) + " " + what + ", at most " + std::to_string(limit);
+}
+
+// Registers of a CTA: the hardware hands them to warps in units of 256.
+u64 cta_registers(u32 per_thread, u64 threads) { return (threads + kLanes - 1) / kLanes * round_up(per_thread * kLanes, 256); }
+
 void check_limits(const Program& p, const CakeEmuLaunch& l) {
-  const Limits limits;
+  const CakeEmuLimits& limits = l.limits;
   u64 threads = 1, ctas = 1;
   for (int k = 0; k < 3; ++k) {
-    if (l.grid[k] == 0) fault("LaunchError", "dimension " + std::to_string(k) + " of the grid is 0");
-    if (l.block[k] == 0) fault("LaunchError", "dimension " + std::to_string(k) + " of the block is 0");
-    if (l.cluster[k] == 0) fault("LaunchError", "dimension " + std::to_string(k) + " of the cluster is 0");
-    if (l.grid[k] % l.cluster[k]) fault("LaunchError", "the grid is no multiple of the cluster");
-    if (k > 0 && l.grid[k] > 65535)
-      fault("LaunchError", "grid dimension " + std::to_string(l.grid[k]) + " exceeds 65535");
+    const std::string of = "dimension " + std::to_string(k) + " of the ";
+    if (l.grid[k] == 0) refuse(of + "grid is 0");
+    if (l.block[k] == 0) refuse(of + "block is 0");
+    if (l.cluster[k] == 0) refuse(of + "cluster is 0");
+    if (l.grid[k] % l.cluster[k]) refuse("the grid is no multiple of the cluster");
+    if (k > 0 && l.grid[k] > 65535) refuse(at_most(l.grid[k], ("CTAs along " + of + "grid").c_str(), 65535));
     threads *= l.block[k];
     ctas *= l.cluster[k];
-    if (p.required_threads[0] && p.required_threads[k] != l.block[k])
-      fault("LaunchError", "the kernel requires another block shape");
-    if (p.cluster[0] && p.cluster[k] != l.cluster[k]) fault("LaunchError", "the kernel requires another cluster shape");
+    if (p.required_threads[0] && p.required_threads[k] != l.block[k]) refuse("the kernel requires another block shape");
+    if (p.cluster[0] && p.cluster[k] != l.cluster[k]) refuse("the kernel requires another cluster shape");
   }
   const u32 most = p.max_threads ? std::min(p.max_threads, limits.threads) : limits.threads;
-  if (threads > most)
-    fault("LaunchError", std::to_string(threads) + " threads in a CTA, at most " + std::to_string(most));
-  if (ctas > limits.cluster_ctas)
-    fault("LaunchError", std::to_string(ctas) + " CTAs in a cluster, at most " + std::to_string(limits.cluster_ctas));
+  if (threads > most) refuse(at_most(threads, "threads in a CTA", most));
+  if (ctas > limits.cluster_ctas) refuse(at_most(ctas, "CTAs in a cluster", limits.cluster_ctas));
   const u64 shared = static_cast<u64>(p.shared_end - kSharedBase) + l.dynamic_shared;
-  if (shared > limits.shared_bytes)
-    fault("LaunchError",
-          std::to_string(shared) + " bytes of shared memory, at most " + std::to_string(limits.shared_bytes));
-  if (p.max_registers && p.max_registers * threads > limits.registers) {
-    fault("LaunchError", std::to_string(p.max_registers) + " registers for each of " + std::to_string(threads) +
-                             " threads exceed the SM's 65536");
+  if (shared > limits.shared_bytes) refuse(at_most(shared, "bytes of shared memory", limits.shared_bytes));
+  const u32 registers = l.registers ? l.registers : p.max_registers;
+  if (registers > limits.registers_per_thread) refuse(at_most(registers, "registers a thread", limits.registers_per_thread));
+  if (cta_registers(registers, threads) > limits.registers_per_sm) {
+    refuse(std::to_string(registers) + " registers for each of " + std::to_string(threads) + " threads exceed the SM's " +
+           std::to_string(limits.registers_per_sm));
+  }
+  if (p.moves_registers && !p.max_registers && !p.max_threads && !p.required_threads[0]) {
+    refuse("setmaxnreg in a kernel without .maxnreg, .maxntid or .reqntid: the compiler ignores it (give __launch_bounds__)");
   }
   if (l.param_bytes != p.param_bytes) {
-    fault("LaunchError",
-          std::to_string(l.param_bytes) + " bytes of parameters, the kernel takes " + std::to_string(p.param_bytes));
+    refuse(std::to_string(l.param_bytes) + " bytes of parameters, the kernel takes " + std::to_string(p.param_bytes));
   }
+}
+
+// What a thread starts with where setmaxnreg moves registers: as many as the directives leave room for, in steps of 8.
+u32 starting_registers(const Program& p, const CakeEmuLimits& limits) {
+  if (!p.moves_registers) return 0;
+  if (p.max_registers) return p.max_registers / 8 * 8;
+  const u32* d = p.required_threads;
+  const u32 threads = round_up(d[0] ? d[0] * d[1] * d[2] : p.max_threads, kLanes);
+  return std::min(limits.registers_per_thread, limits.registers_per_sm / (threads * p.min_ctas)) / 8 * 8;
 }
 
 }  // namespace
@@ -167,6 +185,10 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     Launch launch;
     launch.program = &p;
     launch.target = m.target();
+    const CakeEmuLimits& limits = l->limits;
+    launch.limits = {limits.threads, limits.shared_bytes, limits.registers_per_sm, limits.registers_per_thread,
+                     limits.cluster_ctas, limits.tmem_columns};
+    launch.registers = starting_registers(p, limits);
     for (int k = 0; k < 3; ++k) {
       launch.grid[k] = l->grid[k];
       launch.block[k] = l->block[k];
@@ -181,7 +203,7 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     launch.param_data = params;
     m.add_variables(launch.registry);
     const u64 at = reinterpret_cast<u64>(params);
-    launch.registry.add({at, at + l->param_bytes, true, nullptr, "the kernel's parameters"});
+    launch.registry.add({at, at + l->param_bytes, true, nullptr, "the kernel's parameters", Allocation::Owner::Launch});
     for (u64 k = 0; k < l->allocation_count; ++k) {
       const CakeEmuAllocation& a = l->allocations[k];
       launch.registry.add(
@@ -200,8 +222,16 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
       launch.dump_shared[k] = l->dump_shared[k];
       launch.dump_tensor[k] = l->dump_tensor[k];
     }
+    auto* history = static_cast<StreamHistory*>(l->stream);
+    std::shared_ptr<LaunchRecord> record;
+    if (history && launch.detect == Detect::All) {
+      record = history->begin(p, m.ast().files, launch.registry, l->programmatic != 0);
+      history->restart(false);  // stays so when this launch faults
+      launch.record = record.get();
+    }
     const auto start = std::chrono::steady_clock::now();
     run_gangs(launch, static_cast<int>(l->threads), stats);
+    if (record) history->finished(std::move(record));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     *json = copy_out(report(p, stats, seconds));
   } catch (const Located& f) {
@@ -219,4 +249,10 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
 }
 
 void cake_emu_free(char* json) { std::free(json); }
+
+void* cake_emu_stream(int unknown_before) { return new StreamHistory(unknown_before != 0); }
+void cake_emu_stream_restart(void* stream, int unknown_before) {
+  static_cast<StreamHistory*>(stream)->restart(unknown_before != 0);
+}
+void cake_emu_stream_free(void* stream) { delete static_cast<StreamHistory*>(stream); }
 }

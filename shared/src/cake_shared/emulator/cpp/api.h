@@ -13,6 +13,10 @@ struct CakeEmuAllocation {
   const char* name;
 };
 
+struct CakeEmuLimits {
+  uint32_t threads, shared_bytes, registers_per_sm, registers_per_thread, cluster_ctas, tmem_columns;
+};
+
 struct CakeEmuLaunch {
   uint32_t grid[3], block[3], cluster[3];
   uint32_t dynamic_shared;
@@ -27,6 +31,10 @@ struct CakeEmuLaunch {
   uint32_t stop_line;
   uint32_t dump_shared[2];  // offset and bytes to show when stop_line is reached
   uint32_t dump_tensor[2];  // column and count
+  CakeEmuLimits limits;
+  uint32_t registers;     // a thread's, as the compiler reports them; 0: not known
+  uint32_t programmatic;  // may overlap the launch before it on the stream
+  void* stream;           // of cake_emu_stream, or null
 };
 
 // Every function that can fail returns JSON through `json`, to be freed with cake_emu_free.
@@ -34,4 +42,8 @@ CAKE_EMU_API void* cake_emu_module(const char* text, const char* target, char** 
 CAKE_EMU_API void cake_emu_module_free(void* module);
 CAKE_EMU_API int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* launch, char** json);
 CAKE_EMU_API void cake_emu_free(char* json);
+// What the launches of a stream have done to global memory. `unknown_before`: something else may still run on it.
+CAKE_EMU_API void* cake_emu_stream(int unknown_before);
+CAKE_EMU_API void cake_emu_stream_restart(void* stream, int unknown_before);
+CAKE_EMU_API void cake_emu_stream_free(void* stream);
 }

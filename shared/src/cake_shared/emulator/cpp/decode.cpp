@@ -129,6 +129,7 @@ void Decoder::kernel(const FunctionAst& f) {
   program_.name = f.name;
   program_.max_threads = f.max_threads;
   program_.max_registers = f.max_registers;
+  program_.min_ctas = f.min_ctas;
   std::copy(f.required_threads, f.required_threads + 3, program_.required_threads);
   std::copy(f.cluster, f.cluster + 3, program_.cluster);
   for (const auto& p : f.params) {

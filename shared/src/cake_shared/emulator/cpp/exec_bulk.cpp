@@ -108,7 +108,9 @@ void h_bulk(Warp& w, const Ins& i) {
     // The range is checked now, where the fault has a place; the data move later.
     u32 clock = 0;
     if (t.direction == kSharedToGlobal) {
-      if (w.gang->launch->registry.find(t.global, t.bytes) < 0) global_fault(w, t.global, t.bytes, Rw::Write, l);
+      const int k = w.gang->launch->registry.find(t.global, t.bytes);
+      if (k < 0) global_fault(w, t.global, t.bytes, Rw::Write, l);
+      if (w.gang->launch->record) overlap_access(w, k, t.global, t.bytes, i.flags & kReduce ? Rw::Atomic : Rw::Write, l);
     } else if (t.direction == kGlobalToShared) {
       global_at(w, t.global, t.bytes, Rw::Read, l);
     }

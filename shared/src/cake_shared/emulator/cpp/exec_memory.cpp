@@ -7,7 +7,6 @@ namespace cake::emu {
 namespace {
 
 constexpr u32 kPoll = 1;  // a load that another thread's store is meant to reach: a wait loop may spin on it
-constexpr u32 kSigned = 2;
 
 inline int row(Space s) { return static_cast<int>(s); }
 
@@ -145,6 +144,9 @@ void h_fast_global(Warp& w, const Ins& i) {
       if (a && !a->written && !(kStore && a->read_only)) {
         const u32 slot = w.gang->launch->program->operands[i.list];
         auto* lanes = w.slot<T>(slot);
+        if (w.gang->launch->record) {
+          overlap_access(w, w.allocation, address, kLanes * sizeof(T), kStore ? Rw::Write : Rw::Read, 0);
+        }
         u8* p = reinterpret_cast<u8*>(address);
         if constexpr (kStore) {
           for (int l = 0; l < kLanes; ++l) {
@@ -271,7 +273,7 @@ void decode_load_store(Decoder& d, Ins& i, bool store) {
   if (d.count() != expected) d.syntax("wrong number of operands");
   const Operand& data = store ? d.op(1) : d.op(0);
   d.address(store ? 0 : 1, space, i);
-  i.flags = (poll ? kPoll : 0) | (is_signed(*t) ? kSigned : 0);
+  i.flags = poll ? kPoll : 0;
   i.width = static_cast<u8>(bytes_of(*t));
   // A scalar in a wider register is narrowed or extended by the operand helpers.
   if (data.kind == Operand::Vector) {

@@ -1,6 +1,7 @@
 // Barriers of warps, CTAs, clusters and grids, and fences.
 #include "access.h"
 #include "decode.h"
+#include "overlap.h"
 
 namespace cake::emu {
 
@@ -222,12 +223,51 @@ void decode_fence(Decoder& d, Ins& i) {
   m.take("gl");
 }
 
+// The launches before have ended, since launches run one after the other; what matters is who knows it.
 void h_grid_wait(Warp& w, const Ins&) {
-  if (w.gang->grid_wait_open) return;
-  w.signal = Signal::Wait;
-  w.split().state = State::WaitGrid;
+  LaunchRecord* record = w.gang->launch->record;
+  if (!record) return;
+  record->waited = true;
+  w.cta->grid_waited = true;
+  w.gang->clocks.know(w.cta->shadow->id(w), w.gang->clocks.grid_actor(), 1);
 }
-void h_nothing(Warp&, const Ins&) {}
+
+void h_launch_dependents(Warp& w, const Ins&) {
+  LaunchRecord* record = w.gang->launch->record;
+  if (!record || w.cta->dependents_started) return;
+  w.cta->dependents_started = true;
+  const Clocks& clocks = w.gang->clocks;
+  if (clocks.knows(w.cta->shadow->id(w), clocks.grid_actor(), 1)) record->starts_late = true;
+}
+
+void h_fewer_registers(Warp& w, const Ins& i) {
+  const u32 count = static_cast<u32>(i.imm);
+  if (count > w.registers_held) {
+    fault("IllegalInstruction", "a decrease to " + std::to_string(count) + " registers a thread, which has " +
+          std::to_string(w.registers_held));
+  }
+  w.cta->free_registers += (w.registers_held - count) * kLanes;
+  w.registers_held = count;
+  w.register_changes.push_back(count);
+  ++w.gang->progress;
+}
+
+// Waits until other warps of the CTA have given enough back.
+void h_more_registers(Warp& w, const Ins& i) {
+  const u32 count = static_cast<u32>(i.imm);
+  if (count < w.registers_held) {
+    fault("IllegalInstruction", "an increase to " + std::to_string(count) + " registers a thread, which has " +
+          std::to_string(w.registers_held));
+  }
+  const u32 more = (count - w.registers_held) * kLanes;
+  if (more > w.cta->free_registers) {
+    w.signal = Signal::Again;
+    return;
+  }
+  w.cta->free_registers -= more;
+  w.registers_held = count;
+  w.register_changes.push_back(count);
+}
 
 }  // namespace
 
@@ -246,7 +286,7 @@ void register_sync(DecoderTable& table) {
       i.kind = Kind::Sync;
       i.fn = h_grid_wait;
     } else if (d.mods().take("launch_dependents")) {
-      i.fn = h_nothing;
+      i.fn = h_launch_dependents;
     }
   });
   table.add("setmaxnreg", [](Decoder& d, Ins& i) {
@@ -256,9 +296,11 @@ void register_sync(DecoderTable& table) {
     const i64 count = d.constant(d.op(0));
     if (count < 24 || count > 256 || count % 8)
       d.syntax("register count " + std::to_string(count) + " is not 24 to 256 in steps of 8");
+    d.program().moves_registers = true;
     i.kind = Kind::Sync;
     i.sync = Sync::All;
-    i.fn = h_nothing;
+    i.imm = count;
+    i.fn = direction == 0 ? h_more_registers : h_fewer_registers;
   });
 }
 

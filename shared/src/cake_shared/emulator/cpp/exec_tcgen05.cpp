@@ -10,7 +10,7 @@
 namespace cake::emu {
 
 TensorMemory& tensor_memory(Cta& cta) {
-  if (!cta.tensor) cta.tensor = std::make_unique<TensorMemory>();
+  if (!cta.tensor) cta.tensor = std::make_unique<TensorMemory>(cta.gang->launch->limits.tmem_columns);
   if (cta.tensor->warps.size() != cta.warps.size()) cta.tensor->warps.resize(cta.warps.size());
   return *cta.tensor;
 }
@@ -41,7 +41,10 @@ void whole_warp(Ins& i, Decoder& d) {
 
 u32 column_count(Warp& w, u32 slot) {
   const u32 n = w.lane32(slot, first_lane(w.mask));
-  if (n < 32 || n > 512 || (n & (n - 1))) fault("TensorMemoryLeak", std::to_string(n) + " columns: a power of two from 32 to 512 is taken");
+  const u32 most = w.gang->launch->limits.tmem_columns;
+  if (n < 32 || n > most || (n & (n - 1))) {
+    fault("TensorMemoryLeak", std::to_string(n) + " columns: a power of two from 32 to " + std::to_string(most) + " is taken");
+  }
   return n;
 }
 
@@ -52,7 +55,7 @@ void h_alloc(Warp& w, const Ins& i) {
   const u32 n = column_count(w, i.b);
   if (!t.may_allocate()) fault("TensorMemoryLeak", "allocates after tcgen05.relinquish_alloc_permit");
   const u32 first = t.allocate(n);
-  if (first == TensorMemory::kColumns) {
+  if (first == t.columns()) {
     w.signal = Signal::Again;  // until another warp gives columns back
     return;
   }

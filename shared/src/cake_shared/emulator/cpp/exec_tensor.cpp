@@ -114,6 +114,7 @@ void check_global(Warp& w, const Box& box, Rw rw, int lane) {
     const u64 from = address + static_cast<u64>(first) * box.map.steps[0] * box.size;
     const int k = w.gang->launch->registry.find(from, span);
     if (k < 0 || (rw != Rw::Read && w.gang->launch->registry[k].read_only)) global_fault(w, from, span, rw, lane);
+    if (w.gang->launch->record) overlap_access(w, k, from, span, rw, lane);
   });
 }
 

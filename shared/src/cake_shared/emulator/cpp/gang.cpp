@@ -5,6 +5,7 @@
 #include <mutex>
 #include <thread>
 
+#include "overlap.h"
 #include "scheduler.h"
 #include "shadow.h"
 #include "tensor_memory.h"
@@ -81,16 +82,22 @@ void GangRunner::init_cta(Cta& cta, u64 linear, u32 rank) {
   cta.shared = gang_.arena + static_cast<u64>(rank) * kSharedWindow;
   cta.shared_end = program_.shared_end + launch_.dynamic_shared;
   cta.alive = threads_;
-  cta.done = false;
+  cta.done = cta.grid_waited = cta.dependents_started = false;
+  cta.free_registers = 0;
   cta.tensor.reset();
   cta.wgmma.reset();
   for (auto& b : cta.barriers) b = NamedBarrier{};
   std::memset(cta.shared + kSharedBase, 0xcd, cta.shared_end - kSharedBase);
   cta.warps.resize(warps_);
   for (u32 k = 0; k < warps_; ++k) init_warp(cta.warps[k], cta, static_cast<int>(k));
-  if (launch_.detect == Detect::All && cta.shared_end > kSharedBase) {
+  // Barriers pass on what warps know of earlier launches even in a CTA without shared memory.
+  const bool overlaps = launch_.record && launch_.record->programmatic;
+  if (launch_.detect == Detect::All && (cta.shared_end > kSharedBase || launch_.record)) {
     if (!cta.shadow) cta.shadow = std::make_unique<SharedShadow>(cta, program_.shared_granule);
     cta.shadow->reset(cta);
+    for (u32 k = 0; k < warps_ && !overlaps; ++k) {
+      gang_.clocks.know(cta.shadow->id(cta.warps[k]), gang_.clocks.grid_actor(), 1);
+    }
   }
 }
 
@@ -109,6 +116,8 @@ void GangRunner::init_warp(Warp& w, Cta& cta, int index) {
   w.bulk.lanes.reset();
   w.flight.reset();
   w.poll_pc = -1;
+  w.registers_held = launch_.registers;
+  w.register_changes.clear();
   std::memset(w.cluster_phase, 0, sizeof w.cluster_phase);
   w.local_bytes = program_.local_bytes;
   w.local = local_ + slot * kLanes * program_.local_bytes;
@@ -169,7 +178,6 @@ u64 GangRunner::special_value(const Program::SpecialSlot& s, const Cta& cta, int
     case Special::LaneMaskGe: return ~((1u << lane) - 1);
     case Special::DynamicShared: return launch_.dynamic_shared;
     case Special::TotalShared: return cta.shared_end;
-    case Special::Zero: return 0;
     case Special::SharedSymbol: return (static_cast<u64>(cta.rank) << kRankShift) + s.aux;
     case Special::DynamicSymbol: return (static_cast<u64>(cta.rank) << kRankShift) + program_.shared_end + s.aux;
     case Special::ParamAddress: return s.aux;
@@ -180,6 +188,13 @@ u64 GangRunner::special_value(const Program::SpecialSlot& s, const Cta& cta, int
 void GangRunner::check_exit(Cta& cta) {
   cta.done = true;
   if (cta.shadow) cta.shadow->finish();
+  if (launch_.record && !cta.dependents_started && cta.grid_waited) launch_.record->starts_late = true;
+  for (const auto& w : cta.warps) {
+    if (w.register_changes != cta.warps[static_cast<size_t>(w.index) / 4 * 4].register_changes) {
+      fault("IllegalInstruction", "warps " + std::to_string(w.index / 4 * 4) + " and " + std::to_string(w.index) +
+            " of one warpgroup executed different setmaxnreg instructions");
+    }
+  }
   for (auto& w : cta.warps) {
     for (int l = 0; l < kLanes; ++l) {
       if (w.copies.lanes && !w.copies.lanes[l].idle()) {
@@ -224,9 +239,15 @@ std::string GangRunner::waiting() const {
           text += "barrier.cluster.wait, " + std::to_string(gang_.cluster_arrived) + " of " +
                   std::to_string(gang_.alive) + " threads have arrived";
         } else {
-          const Ins& before = s.pc > 0 ? program_.code[s.pc - 1] : i;
-          text += "polls (" + program_.opcodes[before.opcode] + ", line " + std::to_string(before.line) +
-                  (before.loc.line ? ", source line " + std::to_string(before.loc.line) : "") + ")";
+          // A poll is a branch back to an instruction that found nothing; others are tried again themselves.
+          const Ins& tried = i.kind == Kind::Sync || s.pc == 0 ? i : program_.code[s.pc - 1];
+          text += "polls (" + program_.opcodes[tried.opcode] + ", line " + std::to_string(tried.line) +
+                  (tried.loc.line ? ", source line " + std::to_string(tried.loc.line) : "") + ")";
+          if (program_.moves_registers && program_.opcodes[i.opcode].rfind("setmaxnreg", 0) == 0) {
+            text += ", needs " + std::to_string((static_cast<u32>(i.imm) - w.registers_held) * kLanes) + " registers, " +
+                    std::to_string(cta->free_registers) + " of the CTA's " +
+                    std::to_string(launch_.registers * kLanes * warps_) + " are free";
+          }
         }
       }
     }

@@ -19,8 +19,9 @@ struct Gang;
 class SharedShadow;
 class TensorMemory;
 struct WgmmaState;
+class LaunchRecord;
 
-enum class State : u8 { Run, WaitLanes, WaitBarrier, WaitCluster, WaitGrid };
+enum class State : u8 { Run, WaitLanes, WaitBarrier, WaitCluster };
 enum class Signal : u8 {
   None,
   Yield,  // the instruction is done but found nothing new: run others first
@@ -72,6 +73,8 @@ struct Warp {
   std::unique_ptr<RegisterFlight> flight;  // null until the first operation with registers in flight
   u64 poll_value = 0;
   i32 poll_pc = -1;
+  u32 registers_held = 0;               // a thread's, after setmaxnreg
+  std::vector<u32> register_changes;    // what its setmaxnreg asked for, to compare the four warps of a warpgroup
 
   Split& split() { return splits[current]; }
   template <class T>
@@ -105,6 +108,8 @@ struct Cta {
   std::unique_ptr<TensorMemory> tensor;
   std::unique_ptr<WgmmaState> wgmma;
   bool done = false;
+  bool grid_waited = false, dependents_started = false;  // griddepcontrol.wait and .launch_dependents
+  u32 free_registers = 0;                                // of those that setmaxnreg moves between its warps
 };
 
 // A small generator, cheap to seed for every gang (splitmix64).
@@ -119,8 +124,16 @@ struct Random {
   }
 };
 
+// What a launch may ask of the target.
+struct Limits {
+  u32 threads = 0, shared_bytes = 0, registers_per_sm = 0, registers_per_thread = 0, cluster_ctas = 0, tmem_columns = 0;
+};
+
 struct Launch {
   const Program* program = nullptr;
+  Limits limits;
+  u32 registers = 0;               // a thread's at the start, where setmaxnreg needs to know
+  LaunchRecord* record = nullptr;  // of its accesses to global memory, on a stream under Detect::All
   u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};
   u32 dynamic_shared = 0;
   std::vector<u8> params;  // 128-byte aligned copy lives in `param_data`
@@ -150,7 +163,6 @@ struct Gang {
   Random random;
   u32 cluster_arrived = 0, cluster_phase = 0;
   u32 alive = 0;
-  bool grid_wait_open = true;  // griddepcontrol.wait returns
   Stats* stats = nullptr;
   Warp* running = nullptr;       // the warp whose instruction is being executed
   Warp* async_issuer = nullptr;  // the warp that issued the asynchronous operation being performed

@@ -64,7 +64,7 @@ void Module::add_variables(Registry& registry) const {
   for (const auto& v : ast_.variables) {
     if (v.space == Space::Shared) continue;
     const u64 address = symbols_.at(v.name).address;
-    registry.add({address, address + v.bytes, v.space == Space::Const, nullptr, "variable " + v.name});
+    registry.add({address, address + v.bytes, v.space == Space::Const, nullptr, "variable " + v.name, Allocation::Owner::Module});
   }
 }
 

@@ -8,13 +8,6 @@
 
 namespace cake::emu {
 
-struct Limits {
-  u32 shared_bytes = 232448;  // of one CTA, static and dynamic, without the system's KiB
-  u32 threads = 1024;
-  u32 cluster_ctas = 16;
-  u32 registers = 65536;
-};
-
 class Module {
  public:
   Module(const std::string& text, const std::string& target);

@@ -72,7 +72,6 @@ enum class Special : u8 {
   LaneMaskGe,
   DynamicShared,
   TotalShared,
-  Zero,
   SharedSymbol,   // aux: offset in the CTA's shared memory
   DynamicSymbol,  // aux: offset in the dynamic shared memory
   ParamAddress    // aux: offset in the kernel's parameters
@@ -109,7 +108,8 @@ struct Program {
   u32 shared_end = kSharedBase;  // first byte after static shared memory: dynamic shared memory starts here
   u32 dynamic_align = 16;
   u32 local_bytes = 0;
-  u32 max_threads = 0, max_registers = 0;
+  u32 max_threads = 0, max_registers = 0, min_ctas = 1;
+  bool moves_registers = false;  // by setmaxnreg
   u32 required_threads[3] = {0, 0, 0};
   u32 cluster[3] = {0, 0, 0};
   u32 carry_predicate = 0;    // the carry flag of add.cc and its kin; 0 when there is none

@@ -67,7 +67,7 @@ struct FunctionAst {
   std::vector<Variable> locals;  // .local and call .param variables, names unique in the function
   std::vector<Variable> shared;  // .shared declared inside of the body
   std::vector<Statement> body;
-  u32 max_threads = 0, max_registers = 0;
+  u32 max_threads = 0, max_registers = 0, min_ctas = 1;
   u32 required_threads[3] = {0, 0, 0};
   u32 cluster[3] = {0, 0, 0};
   u32 line = 0;

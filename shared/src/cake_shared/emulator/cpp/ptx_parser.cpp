@@ -223,7 +223,9 @@ void Parser::performance_directives(FunctionAst& f) {
       dims(f.cluster);
     } else if (accept(".maxnreg")) {
       f.max_registers = static_cast<u32>(expect_integer());
-    } else if (accept(".minnctapersm") || accept(".maxnctapersm") || accept(".maxclusterrank")) {
+    } else if (accept(".minnctapersm")) {
+      f.min_ctas = static_cast<u32>(std::max<i64>(1, expect_integer()));
+    } else if (accept(".maxnctapersm") || accept(".maxclusterrank")) {
       expect_integer();
     } else if (accept(".explicitcluster") || accept(".noreturn") || accept(".blocksareclusters")) {
     } else if (is(".pragma")) {

@@ -5,17 +5,17 @@
 namespace cake::emu {
 
 u32 TensorMemory::allocate(u32 columns) {
-  for (u32 first = 0; first + columns <= kColumns; first += 32) {
+  for (u32 first = 0; first + columns <= columns_; first += 32) {
     const bool clash = std::any_of(allocations_.begin(), allocations_.end(), [&](const Allocation& a) {
       return first < a.first + a.columns && a.first < first + columns;
     });
     if (clash) continue;
     allocations_.push_back({first, columns});
     // What an earlier owner left is not this owner's data.
-    for (u32 row = 0; row < kRows; ++row) std::fill_n(written_.begin() + row * kColumns + first, columns, u8(0));
+    for (u32 row = 0; row < kRows; ++row) std::fill_n(written_.begin() + row * columns_ + first, columns, u8(0));
     return first;
   }
-  return kColumns;
+  return columns_;
 }
 
 void TensorMemory::release(u32 first, u32 columns) {
@@ -40,14 +40,14 @@ bool TensorMemory::allocated(u32 column) const {
 void TensorMemory::check_range(u32 row, u32 column, u32 rows, u32 columns) const {
   if (row + rows > kRows) fault("OutOfBounds", "tensor-memory lanes " + std::to_string(row) + " to " + std::to_string(row + rows - 1) + " of 128");
   for (u32 k = 0; k < columns; ++k) {
-    if (column + k >= kColumns || !allocated(column + k)) {
+    if (column + k >= columns_ || !allocated(column + k)) {
       fault("OutOfBounds", "tensor-memory column " + std::to_string(column + k) + " is not allocated");
     }
   }
 }
 
 u32 TensorMemory::read(u32 row, u32 column) const {
-  const u32 at = row * kColumns + column;
+  const u32 at = row * columns_ + column;
   if (!written_[at]) {
     fault("UninitialisedRead", "tensor memory at lane " + std::to_string(row) + ", column " + std::to_string(column) +
           " has never been written");
@@ -56,7 +56,7 @@ u32 TensorMemory::read(u32 row, u32 column) const {
 }
 
 void TensorMemory::write(u32 row, u32 column, u32 value) {
-  const u32 at = row * kColumns + column;
+  const u32 at = row * columns_ + column;
   cells_[at] = value;
   written_[at] = 1;
 }

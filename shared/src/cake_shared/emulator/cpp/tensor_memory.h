@@ -1,4 +1,4 @@
-// Tensor memory of a CTA: 128 lanes of 512 columns of 32 bits, allocated in columns.
+// Tensor memory of a CTA: 128 lanes of the target's number of columns of 32 bits, allocated in columns.
 #pragma once
 #include <deque>
 #include <vector>
@@ -11,9 +11,11 @@ namespace cake::emu {
 
 class TensorMemory {
  public:
-  static constexpr u32 kRows = 128, kColumns = 512;
+  static constexpr u32 kRows = 128;
+  explicit TensorMemory(u32 columns) : columns_(columns) {}
 
-  // First column of a fresh allocation, or kColumns when there is no room now.
+  u32 columns() const { return columns_; }
+  // First column of a fresh allocation, or columns() when there is no room now.
   u32 allocate(u32 columns);
   void release(u32 first, u32 columns);  // faults unless it is exactly an allocation
   void relinquish() { may_allocate_ = false; }
@@ -36,8 +38,9 @@ class TensorMemory {
   };
   bool allocated(u32 column) const;
   std::vector<Allocation> allocations_;
-  std::vector<u32> cells_ = std::vector<u32>(kRows * kColumns, 0x7fc0dead);
-  std::vector<u8> written_ = std::vector<u8>(kRows * kColumns, 0);
+  u32 columns_;
+  std::vector<u32> cells_ = std::vector<u32>(kRows * columns_, 0x7fc0dead);
+  std::vector<u8> written_ = std::vector<u8>(kRows * columns_, 0);
   bool may_allocate_ = true;
 };
 

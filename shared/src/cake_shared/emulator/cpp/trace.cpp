@@ -31,7 +31,7 @@ std::string dump_tensor(const Cta& cta, u32 column, u32 count) {
   for (u32 row = 0; row < TensorMemory::kRows; ++row) {
     std::snprintf(buffer, sizeof buffer, "\n  lane %3u:", row);
     text += buffer;
-    for (u32 c = column; c < column + count && c < TensorMemory::kColumns; ++c) {
+    for (u32 c = column; c < column + count && c < cta.tensor->columns(); ++c) {
       try {
         std::snprintf(buffer, sizeof buffer, " %08x", cta.tensor->read(row, c));
         text += buffer;

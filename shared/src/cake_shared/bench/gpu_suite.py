@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cake_shared.bench.environment import describe_environment
 from cake_shared.bench.result import Result, Table
-from cake_shared.bench.timing import SAME_ARM, RefusedToTime, compare
+from cake_shared.bench.timing import SAME_ARM, compare
 
 MODES = ("graph", "eager")
 
@@ -68,25 +68,35 @@ class GpuSuite:
         parser.add_argument("--write", action="store_true", help="write the result files of this package")
         parser.add_argument("--out", type=Path, help="write the result there instead of into the package")
         parser.add_argument("--only", default="", help="cells whose names contain this text")
+        parser.add_argument("--samples", type=int, help="samples of a cell, order and mode, for a quick look")
         parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
         parser.add_argument("--request", type=Path, help=argparse.SUPPRESS)
         options = parser.parse_args(arguments)
+        groups = dict.fromkeys(MODES, options.samples) if options.samples else self.groups
         if options.child:
-            options.request.write_text(json.dumps(self._child(options.child == "reverse", options.only)))
+            refused = json.loads(options.request.read_text())
+            answer = self._child(options.child == "reverse", options.only, groups, refused)
+            options.request.write_text(json.dumps(answer))
             return 0
-        result = self.measure(options.only)
+        result = self.measure(options.only, groups)
         print(result.text(), flush=True)
         if options.write or options.out:
             path = options.out or self.result_path(str(result.environment["gpu"]))
             result.save(path)
             print(f"written: {path}")
-        return 0
+        for sentence in result.data["refused"]:
+            print(f"not timed: {sentence}", file=sys.stderr)
+        return 1 if result.data["refused"] else 0
 
-    def measure(self, only: str = "") -> Result:
+    def measure(self, only: str, groups: dict[str, int]) -> Result:
         """Checks and times in one fresh process, times in the opposite order in another, then the findings."""
         begin = time.perf_counter()
         environment = describe_environment(self.root)
-        runs = [self._ask(order, only) for order in ("forward", "reverse")]
+        refused: dict[str, str] = {}
+        runs = []
+        for order in ("forward", "reverse"):
+            runs.append(self._ask(order, only, groups, refused))
+            refused |= runs[-1]["refused"]
         figures: dict[str, dict] = {}
         for name, first in runs[0]["cells"].items():
             found = {"checks": first["checks"]}
@@ -102,7 +112,7 @@ class GpuSuite:
                 }
             figures[name] = found
         tables = list(self.tables(figures))
-        data: dict[str, object] = {"cells": figures}
+        data: dict[str, object] = {"cells": figures, "refused": list(refused.values())}
         for finding in self.findings:
             table, found = finding()
             tables.append(table)
@@ -112,40 +122,48 @@ class GpuSuite:
             same = name == "driver" or after[name] == value
             environment[name] = value if same else f"{value} before, {after[name]} after"
         environment |= self.facts()
-        environment["samples"] = ", ".join(f"{2 * self.groups[mode]} {mode}" for mode in MODES)
+        environment["samples"] = ", ".join(f"{2 * groups[mode]} {mode}" for mode in MODES)
         environment["seconds"] = round(time.perf_counter() - begin)
         return Result(self.package, environment, tables, data)
 
-    def _ask(self, order: str, only: str) -> dict:
+    def _ask(self, order: str, only: str, groups: dict[str, int], refused: dict[str, str]) -> dict:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "answer.json"
+            path.write_text(json.dumps(refused))
             command = [sys.executable, str(self.script), "--child", order, "--request", str(path), "--only", only]
+            if len(set(groups.values())) == 1:
+                command += ["--samples", str(next(iter(groups.values())))]
             finished = subprocess.run(command, stderr=subprocess.PIPE, text=True)
             if finished.returncode:
                 raise RuntimeError(f"{self.package}: the process that times failed:\n{finished.stderr}")
             return json.loads(path.read_text())
 
-    def _child(self, reverse: bool, only: str) -> dict:
+    def _child(self, reverse: bool, only: str, groups: dict[str, int], refused: dict[str, str]) -> dict:
         from cake_shared.bench.gpu import Flush, captured, gpu_facts, sample
 
         flush, answers, before = Flush(), {}, None
         for cell in self.cells:
-            if only not in cell.name:
+            if only not in cell.name or cell.name in refused:
                 continue
             answer: dict[str, object] = {"checks": {}}
             if not reverse:
                 answer["checks"] = checks = cell.check()
-                for arm, (error, limit) in checks.items():
-                    # A peer above the limit is no peer of what we compute.
-                    if not error <= limit:
-                        raise RefusedToTime(f"{cell.name}: {arm} has error {error:.2g}, the limit is {limit:.2g}")
+                # What is wrong is not timed, nor anything beside it.
+                wrong = [
+                    f"{arm} has error {e:.2g}, the limit is {limit:.2g}"
+                    for arm, (e, limit) in checks.items()
+                    if not e <= limit
+                ]
+                if wrong:
+                    refused[cell.name] = f"{cell.name}: {'; '.join(wrong)}"
+                    continue
             by_mode = cell.calls()
             before = before or gpu_facts()
             for mode in MODES:
                 calls = by_mode[mode]
                 if mode == "graph":
                     calls = {arm: captured(call) for arm, call in calls.items()}
-                answer[mode] = sample(calls, groups=self.groups[mode], reverse=reverse, flush=flush)
+                answer[mode] = sample(calls, groups=groups[mode], reverse=reverse, flush=flush)
                 calls.clear()
             answers[cell.name] = answer
-        return {"cells": answers, "before": before or gpu_facts(), "after": gpu_facts()}
+        return {"cells": answers, "refused": refused, "before": before or gpu_facts(), "after": gpu_facts()}

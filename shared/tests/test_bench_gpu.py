@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from cake_shared.bench.gemm import LIBRARY, rows
-from cake_shared.bench.gemm_tables import error_table, published_table, ratios_of, summary_table, workload_table
+from cake_shared.bench.gemm_tables import (
+    error_table,
+    published_table,
+    ratio_grid,
+    ratios_of,
+    summary_table,
+    workload_table,
+)
 from cake_shared.bench.gpu import geometric_mean, sample, summary
+from cake_shared.bench.grid import plot_grid
 from cake_shared.bench.timing import SAME_ARM
 
 
@@ -63,6 +71,17 @@ def test_published_figures_stand_beside_the_row_of_their_name():
         ["4096 -> 512, 16231 tokens, bwd", "212", "50.0 us, 1.20", "40.0 us, 1.50", "40.0 us, 1.50"],
     ]
     assert "sm_107a" in table.note
+
+
+def test_the_plot_shows_every_workload(tmp_path):
+    found = figures(lambda row: 1.1)
+    del found[rows()[0].name]
+    grid = ratio_grid(found)
+    assert len(grid["rows"]) == 33 + 6 + 2
+    assert grid["columns"][:2] == ["dgrad", "wgrad BF16"]
+    assert grid["values"][0][grid["columns"].index("forward")] is None
+    plot_grid(grid, tmp_path / "grid.png", "title")
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_geometric_mean():

@@ -12,6 +12,7 @@ from cake_shared.bench.gemm import LIBRARY, cell, ours_arms, rows
 from cake_shared.bench.gemm_tables import (
     error_table,
     published_table,
+    ratio_grid,
     ratios_of,
     summary_table,
     workload_table,
@@ -94,5 +95,7 @@ def facts():
 CELLS = [cell(row, [ours_arms(det)]) for row in rows()]
 
 if __name__ == "__main__":
-    suite = GpuSuite("dense_projection_det_gemm", Path(__file__), CELLS, tables, findings=[host_time], facts=facts)
+    suite = GpuSuite(
+        "dense_projection_det_gemm", Path(__file__), CELLS, tables, findings=[host_time], facts=facts, grid=ratio_grid
+    )
     sys.exit(suite.main())

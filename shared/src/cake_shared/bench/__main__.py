@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from cake_shared.bench.grid import plot_grid
 from cake_shared.bench.plot import plot_ratios
 from cake_shared.bench.result import Result, StaleReadmeError, update_readme
 
@@ -59,11 +60,14 @@ def results(root: Path) -> list[Path]:
 
 
 def draw(path: Path):
-    """Draws the plot of a result file beside it, where the file has times."""
+    """Draws the plot of a result file beside it, where the file has a grid of ratios or times."""
     result = Result.load(path)
-    if result.data.get("times"):
-        where = result.environment.get("gpu", "the CPU") if path.stem != "cpu" else "the CPU"
-        plot_ratios(result.data["times"], path.with_suffix(".png"), f"{result.package} on {where}")
+    where = result.environment.get("gpu", "the CPU") if path.stem != "cpu" else "the CPU"
+    title = f"{result.package} on {where}"
+    if result.data.get("grid"):
+        plot_grid(result.data["grid"], path.with_suffix(".png"), title)
+    elif result.data.get("times"):
+        plot_ratios(result.data["times"], path.with_suffix(".png"), title)
 
 
 def readme(root: Path, check: bool) -> int:

@@ -87,6 +87,23 @@ def ratios_of(figures: dict, mode: str) -> dict[str, float]:
     return {name: ratio(found, mode) for name, found in figures.items()}
 
 
+def ratio_grid(figures: dict, mode: str = "graph") -> dict:
+    """What `plot_grid` draws: the library's time over ours of every workload and operation."""
+    columns: list[str] = []
+    lines: dict[str, dict[str, float]] = {}
+    for row in (row for row in rows() if row.name in figures):
+        # The router's only weight gradient is FP32.
+        column = "wgrad FP32" if row.operation == "wgrad" else row.operation
+        columns += [column] if column not in columns else []
+        lines.setdefault(row.workload.name, {})[column] = ratio(figures[row.name], mode)
+    return {
+        "label": f"{LIBRARY}'s time over ours, {mode}",
+        "rows": list(lines),
+        "columns": columns,
+        "values": [[line.get(column) for column in columns] for line in lines.values()],
+    }
+
+
 def error_table(figures: dict, title: str = "Errors against float64") -> Table:
     """The largest relative L2 error of each kind of result, ours beside the library's."""
     lines: dict[tuple[str, str], list[float]] = {}

@@ -42,7 +42,8 @@ class GpuSuite:
     """What a package measures on a GPU. `script` is the file whose `main` runs the suite.
 
     `tables` makes the result's tables from the figures of all cells, `findings` are measured beside them. `groups` are
-    samples of each cell, order and mode. `facts` adds to the environment what only the package knows.
+    samples of each cell, order and mode. `facts` adds to the environment what only the package knows, `grid` makes
+    of the figures what the plot shows.
     """
 
     package: str
@@ -52,6 +53,7 @@ class GpuSuite:
     groups: dict[str, int] = field(default_factory=lambda: {"graph": 25, "eager": 15})
     findings: Sequence[Callable[[], tuple[Table, object]]] = ()
     facts: Callable[[], dict] = dict
+    grid: Callable[[dict], dict] | None = None
 
     @property
     def root(self) -> Path:
@@ -113,6 +115,8 @@ class GpuSuite:
             figures[name] = found
         tables = list(self.tables(figures))
         data: dict[str, object] = {"cells": figures, "refused": list(refused.values())}
+        if self.grid:
+            data["grid"] = self.grid(figures)
         for finding in self.findings:
             table, found = finding()
             tables.append(table)

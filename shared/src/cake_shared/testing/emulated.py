@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cake_shared import jit
-from cake_shared.emulator import Module, Options, Region, Report, native
+from cake_shared.emulator import LaunchError, Module, Options, Region, Report, Stream, native
+from cake_shared.program import Budget, programs_of
+from cake_shared.target import target_named
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -18,7 +21,9 @@ class EmulatedPackage:
     """Launches of a package's bind.cu, run by the emulator while this is entered.
 
     What the host's checks let through is what kernels may touch: inputs are const, outputs count as never written until
-    a kernel writes them. `module` has the package's functions, for CPU tensors.
+    a kernel writes them. Launches stay within the budgets of the package's records. What ran on the stream before a call is
+    unknown: a first launch that is programmatic touches no tensor before its `griddepcontrol.wait`. `module` has the
+    package's functions, for CPU tensors.
 
     Parameters
     ----------
@@ -32,6 +37,9 @@ class EmulatedPackage:
 
     def __init__(self, package: str, architecture: str, options: Options | None = None):
         self.options = options or Options()
+        self.target = target_named(architecture)
+        records = programs_of(package).records_for(architecture)
+        self.budgets: dict[str, Budget] = {record.program: record.budget for record in records}
         texts = jit.ptx_for(package, architecture)
         units = {text: Module.from_ptx(text, architecture, f"{package}.ptx") for text in set(texts.values())}
         self.kernels = {kernel: units[text] for kernel, text in texts.items()}
@@ -40,6 +48,7 @@ class EmulatedPackage:
         self.reports: list[Report] = []
         self.error: Exception | None = None
         self._launched = False
+        self._stream = Stream(unknown_before=True)
 
     def __enter__(self) -> EmulatedPackage:
         """Send the host module's launches here."""
@@ -56,12 +65,29 @@ class EmulatedPackage:
     def _on_tensor(self, name: str, address: int, size_bytes: int, writable: int) -> None:
         if self._launched:  # the first tensor of another call
             self.regions, self.reports, self._launched = {}, [], False
+            self._stream.restart(unknown_before=True)
         written = np.zeros(size_bytes, np.uint8) if writable == 1 else None
         self.regions[name] = Region(address, size_bytes, name, not writable, written)
+
+    def _check_budget(self, kernel: str, launch: jit.CakeLaunch) -> int:
+        """Hold a launch against its record; return the registers of a thread, 0 for a kernel without a record."""
+        if math.prod(launch.cluster) > self.target.portable_cluster_ctas:  # more is an attribute that launch.h does not set
+            raise LaunchError(f"{math.prod(launch.cluster)} CTAs in a cluster, portable are up to 8", kernel=kernel)
+        budget = self.budgets.get(kernel)
+        if budget is None:
+            return 0
+        for name, used in (
+            ("threads", math.prod(launch.block)),
+            ("shared_bytes", launch.smem_bytes + self.kernels[kernel].kernels[kernel].shared_bytes),
+        ):
+            if used > getattr(budget, name):
+                raise LaunchError(f"{used} {name}, the record's budget is {getattr(budget, name)}", kernel=kernel)
+        return budget.registers
 
     def _on_launch(self, kernel: str, launch: jit.CakeLaunch, params: bytes) -> None:
         self._launched = True
         try:
+            registers = self._check_budget(kernel, launch)
             report = self.kernels[kernel].launch_packed(
                 kernel,
                 tuple(launch.grid),
@@ -71,6 +97,9 @@ class EmulatedPackage:
                 cluster=tuple(launch.cluster),
                 smem_bytes=launch.smem_bytes,
                 options=self.options,
+                stream=self._stream,
+                programmatic=bool(launch.programmatic),
+                registers=registers,
             )
         except Exception as error:
             self.error = error  # the C++ host passes on its text alone

@@ -84,11 +84,16 @@ class Skipping(EmulatedPackage):
 
 
 @pytest.mark.parametrize(
-    ("broken", "error"), [(Short, OutOfBounds), (ReadOnly, ConstWrite), (Skipping, UninitialisedRead)]
+    ("broken", "error", "name"),
+    [
+        (Short, OutOfBounds, "uneven"),
+        (ReadOnly, ConstWrite, "uneven"),
+        (Skipping, UninitialisedRead, "1,500 uneven sequences"),
+    ],
 )
-def test_detectors_watch_the_memory_of_the_host(emulated, broken, error):
+def test_detectors_watch_the_memory_of_the_host(emulated, broken, error, name):
     whole = emulated("sm_90a")
-    case = next(case for case in GATE_CASES if case.name == "uneven")
+    case = next(case for case in GATE_CASES if case.name == name)
     package = broken(cuda.PACKAGE, "sm_90a")
     with package, pytest.raises(RuntimeError, match=f"launch of .*: {error.__name__}"):
         check(package, case)

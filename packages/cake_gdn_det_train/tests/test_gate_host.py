@@ -31,25 +31,29 @@ class PackOffsetsParams(ctypes.Structure):
     )
 
 
-class PackTablesParams(ctypes.Structure):
-    _fields_ = (("tables", PackTables),)
-
-
-class GateSumsParams(ctypes.Structure):
+class GateOption(ctypes.Structure):
     _fields_ = (
-        ("tables", PackTables),
         ("g", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("row_stride", "token_stride", "head_stride")),
-        *((name, ctypes.c_int32) for name in ("g_is_bf16", "tokens_per_row", "heads")),
-        ("sums", ctypes.c_uint64),
+        ("g_is_bf16", ctypes.c_int32),
+        ("a_log_and_dt_bias", ctypes.c_uint64 * 6),
     )
 
 
-PARAMS = {
-    "pack_offsets_any": PackOffsetsParams,
-    "pack_tables_any": PackTablesParams,
-    "gate_sums_any": GateSumsParams,
-}
+class PrologueParams(ctypes.Structure):
+    """The rows to normalise and the results that follow are not for the gate stage."""
+
+    _fields_ = (
+        ("pack", PackOffsetsParams),
+        *((name, ctypes.c_int32) for name in ("scans_offsets", "key_heads", "heads")),
+        *((name, ctypes.c_int32) for name in ("gate_ctas", "uncovered_ctas", "row_ctas")),
+        ("gate", GateOption),
+        ("sums", ctypes.c_uint64),
+        ("rest", ctypes.c_char * 200),
+    )
+
+
+PARAMS = {"pack_offsets_any": PackOffsetsParams, "prologue_any": PrologueParams}
 
 
 class Recorder:
@@ -95,32 +99,33 @@ def test_launches_of_every_case(recorder, word, case):
     g, cu_seqlens = case.gates(), case.cu_seqlens()
     stage = cuda.launch_gate_sums(recorder.module, g, cu_seqlens, word, 0)
     plan, (batch, tokens, heads) = stage.plan, case.shape
-    entries = plan.chunk_capacity + plan.segment_capacity
-    expected = [("pack_offsets_any", 1, 1024)]
-    if entries:
-        expected.append(("pack_tables_any", -(-entries // 128), 128))
-    if plan.chunk_capacity * heads:
-        expected.append(("gate_sums_any", -(-plan.chunk_capacity * heads // 128), 128))
-    assert [(k, s[0], s[1]) for k, s, _ in recorder.launches] == [(k, (x, 1, 1), (t, 1, 1)) for k, x, t in expected]
-    assert all(shape[2:] == ((1, 1, 1), 0, 0) for _, shape, _ in recorder.launches)
+    entries = max(plan.chunk_capacity * max(heads, 1), plan.segment_capacity, 1)
+    expected = [("pack_offsets_any", 1, 1024, 0)] if plan.sequences > 1024 else []
+    expected.append(("prologue_any", -(-entries // 128), 128, len(expected)))
+    found = [(k, s[0], s[1], s[4]) for k, s, _ in recorder.launches]
+    assert found == [(k, (x, 1, 1), (t, 1, 1), early) for k, x, t, early in expected]
+    assert all(shape[2:4] == ((1, 1, 1), 0) for _, shape, _ in recorder.launches)
 
     views = plan.views(stage.tables)
     assert sum(view.numel() for view in views.values()) == plan.words == stage.tables.numel()
-    for _, _, params in recorder.launches:
+    packs = [params if name == "pack_offsets_any" else params.pack for name, _, params in recorder.launches]
+    for params in packs:
         for name, view in views.items():
             assert getattr(params.tables, name) == view.data_ptr() or view.numel() == 0, name
         assert params.tables.sequences == plan.sequences
         assert params.tables.chunk_capacity == plan.chunk_capacity == stage.sums.shape[0]
         assert params.tables.segment_capacity == plan.segment_capacity
-    first = recorder.launches[0][2]
-    assert first.cu_seqlens == (0 if cu_seqlens is None else cu_seqlens.data_ptr())
-    assert first.cu_seqlens_is_int64 == int(case.offsets_dtype == torch.int64 and cu_seqlens is not None)
-    assert (first.rows, first.tokens_per_row, first.error_word) == (batch, tokens, word.tensor.data_ptr())
-    if recorder.launches[-1][0] == "gate_sums_any":
-        last = recorder.launches[-1][2]
-        assert (last.row_stride, last.token_stride, last.head_stride) == g.stride()
-        assert (last.g_is_bf16, last.tokens_per_row, last.heads) == (int(g.dtype == torch.bfloat16), tokens, heads)
-        assert (last.g, last.sums) == (g.data_ptr(), stage.sums.data_ptr())
+    for params in packs:
+        assert params.cu_seqlens == (0 if cu_seqlens is None else cu_seqlens.data_ptr())
+        assert params.cu_seqlens_is_int64 == int(case.offsets_dtype == torch.int64 and cu_seqlens is not None)
+        assert (params.rows, params.tokens_per_row, params.error_word) == (batch, tokens, word.tensor.data_ptr())
+    last = recorder.launches[-1][2]
+    assert (last.scans_offsets, last.heads) == (int(plan.sequences <= 1024), heads)
+    assert (last.key_heads, last.uncovered_ctas, last.row_ctas) == (0, 0, 0)
+    assert (last.gate.row_stride, last.gate.token_stride, last.gate.head_stride) == g.stride()
+    assert last.gate.g_is_bf16 == int(g.dtype == torch.bfloat16)
+    if g.numel():
+        assert (last.gate.g, last.sums) == (g.data_ptr(), stage.sums.data_ptr())
 
 
 def test_the_emulator_is_told_what_kernels_may_touch(recorder, word):
@@ -200,17 +205,15 @@ def test_too_many_tokens_for_32_bit_tables_are_refused(recorder):
 
 def test_what_an_emulator_raises_comes_out_with_its_text(module):
     def refuse(kernel, launch, params):
-        raise IndexError("read of 4 bytes behind g at any/gate_sums.cuh:55")
+        raise IndexError("read of 4 bytes behind g at any/chunk_gates.cuh:55")
 
     jit.install_emulator(module, refuse)
     try:
-        with pytest.raises(
-            RuntimeError, match=r"launch of pack_offsets_any: IndexError: read of 4 bytes behind g at any/"
-        ):
+        with pytest.raises(RuntimeError, match=r"launch of prologue_any: IndexError: read of 4 bytes behind g at any/"):
             module["gate_sums"](*arguments())
     finally:
         jit.install_emulator(module, None)
-    with pytest.raises(RuntimeError, match="launch of pack_offsets_any: no emulator is installed"):
+    with pytest.raises(RuntimeError, match="launch of prologue_any: no emulator is installed"):
         module["gate_sums"](*arguments())
 
 
@@ -239,7 +242,7 @@ def test_cpu_tensors_are_not_taken_by_the_cuda_path():
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_every_architecture_has_the_three_records(architecture):
     records = {record.stage: record for record in programs_of(cuda.PACKAGE).records_for(architecture)}
-    assert {"pack_offsets", "pack_tables", "gate_sums"} <= set(records)
+    assert {"pack_offsets", "prologue"} <= set(records)
     for record in records.values():
         assert record.kind == "portable"
         assert record.budget.tmem_columns == 0

@@ -1,5 +1,7 @@
 """The plan of the CUDA path and the host code that follows it, on the CPU: launches are recorded, nothing runs."""
 
+from collections import defaultdict
+
 import pytest
 import torch
 
@@ -19,14 +21,19 @@ class Recorder:
     """A backend whose launches are only noted."""
 
     def __init__(self, multiprocessors=132):
-        self.launches = []
+        self.launches, self.programmatic = [], []
         module = jit.build_host_for_emulator(PACKAGE)
-        jit.install_emulator(module, self.note)
+        self.tensors = defaultdict(list)
+        jit.install_emulator(module, self.note, self.told)
         self.module = module
         self.backend = RuleBackend(module, ErrorWord(torch.zeros(1, dtype=torch.int32)), multiprocessors, lambda: 0)
 
     def note(self, name, launch, params):
         self.launches.append((name, launch.grid[0], launch.block[0], launch.smem_bytes))
+        self.programmatic.append(bool(launch.programmatic))
+
+    def told(self, name, address, size_bytes, writable):
+        self.tensors[name].append(address)
 
     def stages(self):
         return [name.removesuffix("_any") for name, *_ in self.launches]
@@ -57,16 +64,33 @@ def test_forward_of_a_short_pack(recorder):
     o, final, _ = recorder.backend.forward(inputs, options, True, True)
     assert o.shape == inputs.v.shape
     assert final.shape == (3, 2, 128, 128)
-    assert recorder.stages() == ["pack_offsets", "pack_tables", "gate_sums", "wy", "chunk_output", "uncovered"]
+    assert recorder.stages() == ["prologue", "wy", "chunk_output"]
 
 
-def test_every_stage_of_the_records_is_launched_by_a_call_that_asks_for_everything(recorder):
+def test_every_stage_of_the_records_is_launched_by_calls_that_ask_for_everything(recorder):
     case = base(8193, 1, 2)
     per_head = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(2)}
     inputs, options = call_of(case, use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, **per_head)
     _, _, tape = recorder.backend.forward(inputs, options, False, True)
     recorder.backend.backward(inputs, options, case.do, None, tape, Needs(), 128)
+    assert recorder.stages() == [
+        *("prologue", "wy", "segment_pairs", "segment_entries", "chunk_output"),
+        *("prologue", "wy", "segment_pairs", "segment_gradients", "segment_exits"),
+        *("value_gradients", "chunk_states", "token_gradients", "gate_parameters"),
+    ]
+    recorder.backend.forward(*call_of(packed(base(1025, 1, 1), [1] * 1025)), False, False)
+    assert recorder.stages()[-4:] == ["pack_offsets", "prologue", "wy", "chunk_output"]
     assert set(recorder.stages()) == set(programs_of(PACKAGE).stages)
+
+
+def test_all_stages_but_a_calls_first_may_start_early(recorder):
+    case = base(8193, 1, 2)
+    inputs, options = call_of(case)
+    _, _, tape = recorder.backend.forward(inputs, options, False, True)
+    recorder.backend.backward(inputs, options, case.do, None, tape, Needs(A_log=False, dt_bias=False), 128)
+    recorder.backend.forward(*call_of(packed(base(1025, 1, 1), [1] * 1025)), False, False)
+    firsts = [place for place, early in enumerate(recorder.programmatic) if not early]
+    assert [recorder.stages()[place] for place in firsts] == ["prologue", "prologue", "pack_offsets"]
 
 
 def test_launches_stay_within_the_records_budgets(recorder):
@@ -91,7 +115,7 @@ def test_gradients_of_values_alone_need_no_forward_states(recorder):
     grads = recorder.backend.backward(inputs, options, case.do, None, None, needs, 128)
     assert [x is not None for x in grads] == list(needs)
     assert "chunk_states" not in recorder.stages()
-    assert recorder.stages()[-2:] == ["value_gradients", "uncovered"]
+    assert recorder.stages()[-1] == "value_gradients"
 
 
 @pytest.mark.parametrize("lengths", [(), (0, 0)])
@@ -102,7 +126,8 @@ def test_packs_without_tokens_launch_no_chunk(recorder, lengths):
     inputs, options = call_of(case.with_(cu_seqlens=offsets, initial_state=h0))
     o, _, _ = recorder.backend.forward(inputs, options, True, False)
     assert o.numel() == 0
-    assert recorder.stages()[-1] == "uncovered"
+    assert recorder.stages()[0] == "prologue"
+    assert (recorder.stages() == ["prologue"]) == (len(lengths) == 0)
 
 
 def test_grid_follows_capacities_not_offsets(recorder):
@@ -137,20 +162,24 @@ def test_other_head_dimensions_and_dtypes_are_refused(recorder):
         recorder.backend.forward(*call_of(base(10, 1, 1, dtype=torch.float32)), False, False)
 
 
-def test_misaligned_rows_are_copied_and_aligned_views_are_not():
-    from cake_shared.gdn.cuda.rule import _aligned_rows
-
+def test_misaligned_rows_are_copied_and_aligned_views_are_not(recorder):
+    case = base(8, 2, 2)
     fused = torch.zeros(1, 8, 5 * 128, dtype=torch.bfloat16)
     view = fused[..., 128:384].unflatten(-1, (2, 128))
-    assert _aligned_rows(view) is view
     odd = torch.zeros(1, 8, 257, dtype=torch.bfloat16)[..., :256].unflatten(-1, (2, 128))
-    shifted = torch.zeros(257, dtype=torch.bfloat16)[1:].view(1, 1, 2, 128)
+    shifted = torch.zeros(8 * 256 + 1, dtype=torch.bfloat16)[1:].view(1, 8, 2, 128)
     expanded = torch.zeros((), dtype=torch.bfloat16).expand(1, 8, 2, 128)
-    for x in (odd, shifted, expanded):
-        repaired = _aligned_rows(x)
-        assert repaired.is_contiguous()
-        assert repaired.data_ptr() % 16 == 0
-        assert torch.equal(repaired, x)
+    for name in ("q", "k", "v", "do"):
+        for x, copied in ((view, False), (odd, True), (shifted, True), (expanded, True)):
+            changed = case.with_(**{name: x})
+            inputs, options = call_of(changed)
+            recorder.tensors.clear()
+            _, _, tape = recorder.backend.forward(inputs, options, False, True)
+            recorder.backend.backward(inputs, options, changed.do, None, tape, Needs(A_log=False, dt_bias=False), 128)
+            addresses = recorder.tensors[{"do": "d_o"}.get(name, name)]
+            assert (x.data_ptr() != addresses[-1]) == copied, name
+            assert addresses[-1] % 16 == 0
+            assert (len(addresses) == (1 if name == "do" else 2)) != copied
 
 
 def test_chain_warps_follow_the_load_alone():

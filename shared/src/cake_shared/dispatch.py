@@ -13,6 +13,15 @@ def is_plain(x: torch.Tensor) -> bool:
     return type(x) in _PLAIN
 
 
+def has_modes() -> bool:
+    """Return whether a dispatch mode, a functorch transform or forward-mode differentiation is at work."""
+    return (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    )
+
+
 def as_operator(*tensors: Any) -> bool:
     """Return whether a call must be made through its registered operator.
 

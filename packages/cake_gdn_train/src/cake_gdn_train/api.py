@@ -92,24 +92,16 @@ def chunk_gated_delta_rule(
     UnsupportedArchError
         For CUDA, which this package does not serve yet.
     """
-    inputs, options = make_call(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale,
-        initial_state,
-        A_log,
-        dt_bias,
-        cu_seqlens,
+    flags = (
         use_qk_l2norm_in_kernel,
         use_gate_in_kernel,
         use_beta_sigmoid_in_kernel,
         allow_neg_eigval,
         state_v_first,
     )
-    return _ops.rule(inputs, options, output_final_state, backend)
+    return _ops.call(
+        q, k, v, g, beta, scale, initial_state, A_log, dt_bias, cu_seqlens, flags, output_final_state, backend
+    )
 
 
 def chunk_gated_delta_rule_fwd(

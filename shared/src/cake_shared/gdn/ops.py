@@ -1,6 +1,6 @@
 """The gated delta rule as operators and as an eager autograd function, made once for each package.
 
-In eager mode the public function goes through `torch.autograd.Function` straight onto the implementation; under
+In eager mode the public function goes through `cake_shared.gdn.eager` straight onto the implementation; under
 torch.compile it calls the registered operator, which runs the same implementation: same bits, and neither pays for
 the other.
 """
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from cake_shared.check import check_backend, check_device, check_dtype, check_flag, check_shape, check_tensor, kind_of
-from cake_shared.dispatch import as_operator, refuse_forward_ad
+from cake_shared.dispatch import as_operator, has_modes, refuse_forward_ad
 from cake_shared.errors import UnsupportedArchError
 from cake_shared.gdn import cpu
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.check import check_call, check_state
+from cake_shared.gdn.eager import BackendCall, CheckedCall, KnownCalls, Rule, inputs_of
 from cake_shared.gdn.forward import TAPE_HEAD
-from cake_shared.gdn.options import Inputs, Options
+from cake_shared.gdn.options import Inputs, Options, make_call
 from cake_shared.plan import SEGMENT_THRESHOLD_TOKENS, SEGMENT_TOKENS
 
 _OPTIONS = (
@@ -112,31 +112,6 @@ def _kept(needs: Needs, options: Options, inputs: Inputs) -> tuple[torch.Tensor 
     )
 
 
-def _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens) -> Inputs:
-    return Inputs(k, g, beta, q, v, initial_state, A_log, dt_bias, cu_seqlens)
-
-
-class _Rule(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, ops, options, output_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens):
-        inputs = _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
-        needs = Needs(*ctx.needs_input_grad[3:11])
-        o, final, tape = ops.backend(q.device).forward(inputs, options, output_final_state, needs.states)
-        ctx.set_materialize_grads(False)
-        ctx.ops, ctx.options, ctx.needs, ctx.value_dim = ops, options, needs, v.shape[3]
-        ctx.save_for_backward(*_kept(needs, options, inputs), tape if tape.shape[0] > TAPE_HEAD else None)
-        return (o, final) if output_final_state else (o, None)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, d_o, d_final_state):
-        *kept, tape = ctx.saved_tensors
-        inputs = _inputs(*kept)
-        backend = ctx.ops.backend(inputs.k.device)
-        grads = backend.backward(inputs, ctx.options, d_o, d_final_state, tape, ctx.needs, ctx.value_dim)
-        return None, None, None, *grads, None
-
-
 class RuleOps:
     """The rule's operators of one package and the core of its public functions.
 
@@ -152,6 +127,7 @@ class RuleOps:
     def __init__(self, package: str, cuda_backend: Callable[[torch.device], Any] | None = None) -> None:
         self.package = package
         self._cuda_backend = cuda_backend
+        self._known = KnownCalls()
         self.library = torch.library.Library(package, "DEF")
         for schema, implementation, fake in (
             (_FWD, self._op_forward, _fake_forward),
@@ -196,13 +172,13 @@ class RuleOps:
         return cpu
 
     def _op_forward(self, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
-        inputs = _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+        inputs = inputs_of(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
         return self.backend(q.device).forward(inputs, Options(*rest[:6]), *rest[6:])
 
     def _op_backward(
         self, d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, entry_states, *rest
     ):
-        inputs = _inputs(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+        inputs = inputs_of(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
         value_dim, needs = rest[6:]
         grads = self.backend(k.device).backward(
             inputs, Options(*rest[:6]), d_o, d_final_state, entry_states, Needs(*needs), value_dim
@@ -219,7 +195,31 @@ class RuleOps:
         grads = self.bwd_op(d_o, d_final_state, *kept, tape, *ctx.flags, ctx.value_dim, list(ctx.needs))
         return (*(x if n else None for x, n in zip(grads, ctx.needs)), *(None,) * 9)
 
-    def rule(self, inputs: Inputs, options: Options, output_final_state: bool, backend: str | None) -> tuple:
+    def call(
+        self, q, k, v, g, beta, scale, initial_state, A_log, dt_bias, cu_seqlens, flags, output_final_state, backend
+    ) -> tuple:
+        """Check a call and run it with gradients; returns `(o, final_state or None)`.
+
+        `flags` are the switches of `Options` after the scale. A call like one before on a CUDA device skips the checks.
+        """
+        tensors = (q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+        description = None
+        if not (torch.compiler.is_compiling() or has_modes()):
+            description = KnownCalls.describe(tensors, scale, (*flags, output_final_state), backend)
+            call = self._known.get(description)
+            if call is not None:
+                return _run_eagerly(call, tensors)
+        inputs, options = make_call(q, k, v, g, beta, scale, initial_state, A_log, dt_bias, cu_seqlens, *flags)
+        return self.rule(inputs, options, output_final_state, backend, description)
+
+    def rule(
+        self,
+        inputs: Inputs,
+        options: Options,
+        output_final_state: bool,
+        backend: str | None,
+        description: tuple | None = None,
+    ) -> tuple:
         """Check a call and run it with gradients; returns `(o, final_state or None)`."""
         check_call(inputs, options, output_final_state)
         leaves = (
@@ -227,14 +227,14 @@ class RuleOps:
         )  # fmt: skip
         chosen = self.backend(inputs.q.device, backend)
         refuse_forward_ad(**dict(zip(Gradients._fields, leaves)))
-        records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
         if as_operator(*leaves, inputs.cu_seqlens):
+            records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
             o, final, _ = self.fwd_op(*leaves, inputs.cu_seqlens, *_flags(options), output_final_state, records)
             return o, final if output_final_state else None
-        if records:
-            return _Rule.apply(self, options, output_final_state, *leaves, inputs.cu_seqlens)
-        o, final, _ = chosen.forward(inputs, options, output_final_state, False)
-        return o, final if output_final_state else None
+        call = _checked_call(chosen, inputs, options, output_final_state)
+        if chosen is not cpu:
+            self._known.add(description, call)
+        return _run_eagerly(call, (*leaves, inputs.cu_seqlens))
 
     def fwd(
         self, inputs: Inputs, options: Options, output_final_state: bool, save_states: bool, backend: str | None
@@ -289,6 +289,21 @@ class RuleOps:
         return Gradients(*(x if n else None for x, n in zip(grads, needs)))
 
 
+def _checked_call(backend: Any, inputs: Inputs, options: Options, output_final_state: bool) -> CheckedCall:
+    if backend is cpu:
+        return BackendCall(backend, options, output_final_state, inputs.v.shape[3])
+    return backend.prepared(inputs, options, output_final_state, inputs.v.shape[3])
+
+
+def _run_eagerly(call: CheckedCall, tensors: tuple[torch.Tensor | None, ...]) -> tuple:
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if x is not None and x.requires_grad:
+                return Rule.apply(call, *tensors)
+    o, final, _ = call.forward(tensors, False)
+    return o, final
+
+
 def _check_saved(saved: Any, q: torch.Tensor) -> None:
     takes = "takes what the forward pass returned"
     if not isinstance(saved, Saved) or not isinstance(saved.entry_states, torch.Tensor):
@@ -328,4 +343,4 @@ def _op_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     ctx.needs, ctx.flags, ctx.value_dim = ctx.needs_input_grad[:8], flags, v.shape[3]
     ctx.output_final_state = inputs[15]
-    ctx.save_for_backward(*_kept(needs, options, _inputs(*tensors)), output[2])
+    ctx.save_for_backward(*_kept(needs, options, inputs_of(*tensors)), output[2])

@@ -2,8 +2,8 @@
 
 import torch
 
+from cake_shared.gdn.eager import KnownCalls
 from cake_shared.gdn.ops import RuleOps
-from cake_shared.gdn.options import make_call
 from cake_shared.testing.gdn_gate_scale import gate_summands
 from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, reference
 from cake_shared.testing.gdn_run import run
@@ -18,7 +18,7 @@ class _Through(RuleOps):
     """The core of the public functions on a backend given outright; no operators are registered."""
 
     def __init__(self, package, backend):
-        self.package, self._backend = package, backend
+        self.package, self._backend, self._known = package, backend, KnownCalls()
 
     def backend(self, device, name=None):
         return self._backend
@@ -40,8 +40,7 @@ def rule_through(package, backend):
         flags = [options.pop(name, False) for name in switches]
         if options:
             raise TypeError(f"not an option of the rule: {', '.join(options)}")
-        inputs, chosen = make_call(q, k, v, g, beta, scale, initial_state, *per_head, cu_seqlens, *flags)
-        return ops.rule(inputs, chosen, output_final_state, None)
+        return ops.call(q, k, v, g, beta, scale, initial_state, *per_head, cu_seqlens, flags, output_final_state, None)
 
     return rule
 

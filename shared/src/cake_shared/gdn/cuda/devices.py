@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,9 @@ class ErrorWord:
                 f"cu_seqlens: an earlier call on this device got a malformed pack ({reasons}); its results are NaN"
             )
 
+
+# The handle alone, without a Stream object.
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 _error_words: dict[int, ErrorWord] = {}
 _first_use = threading.Lock()
@@ -90,7 +94,7 @@ class PackageOnCuda:
             from cake_shared import jit
 
             architecture = target_of(device).name
-            for stage in ("pack_offsets", "pack_tables", "gate_sums"):
+            for stage in ("pack_offsets", "prologue"):
                 program_for(self.package, stage, architecture)
             module = self._gate_modules[device.index] = jit.load(self.package, architecture)
         return module
@@ -117,6 +121,6 @@ class PackageOnCuda:
             module = jit.load(self.package, architecture)
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
             backend = self._backends[index] = RuleBackend(
-                module, error_word_of(device), multiprocessors, lambda: torch.cuda.current_stream(index).cuda_stream
+                module, error_word_of(device), multiprocessors, functools.partial(_current_stream, index)
             )
         return backend

@@ -100,12 +100,9 @@ def chain_warps(segments: int, value_heads: int, multiprocessors: int) -> int:
     return 4 if 2 * segments * value_heads <= multiprocessors else 8
 
 
-def _shared_regions(problem: Problem, records: int) -> list[Region]:
-    tokens = problem.batch * problem.tokens
-    rows = tokens * problem.key_heads
-    regions = []
-    if problem.makes_gate:
-        regions.append(Region("gate values", tokens * problem.value_heads * 4))
+def _shared_regions(problem: Problem, tables: TablePlan, records: int) -> list[Region]:
+    rows = problem.batch * problem.tokens * problem.key_heads
+    regions = [Region("tables", 4 * tables.words)]
     if problem.normalises_rows:
         for name in ("q", "k"):
             regions.append(Region(f"normalised {name}", rows * HEAD_DIM * 2))
@@ -125,7 +122,10 @@ def _plan(problem: Problem, regions_of) -> Plan:
     records = tables.chunk_capacity * problem.value_heads
     segments = max(tables.sequences, problem.batch * problem.tokens // SEGMENT_TOKENS)
     warps = chain_warps(segments, problem.value_heads, problem.multiprocessors)
-    regions = (*_shared_regions(problem, records), *regions_of(records, slots * problem.value_heads * _STATE_BYTES))
+    regions = (
+        *_shared_regions(problem, tables, records),
+        *regions_of(records, slots * problem.value_heads * _STATE_BYTES),
+    )
     return Plan(tables, slots, warps, regions)
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cake_shared.check import dtype_name
+from cake_shared.check import check_offsets, dtype_name
 from cake_shared.gdn.backward import Needs
-from cake_shared.gdn.cuda.plan import HEAD_DIM, Plan, Problem, plan_backward, plan_forward
+from cake_shared.gdn.cuda.plan import HEAD_DIM, Problem, plan_backward, plan_forward
 from cake_shared.gdn.forward import TAPE_HEAD
 from cake_shared.gdn.options import Inputs, Options
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     import tvm_ffi
 
     from cake_shared.gdn.cuda.devices import ErrorWord
+    from cake_shared.gdn.cuda.plan import Plan
 
 _WAY_OUT = "; backend='cpu' serves others, with tensors in host memory"
+_STATE_ELEMENTS = HEAD_DIM * HEAD_DIM
 
 
 def _option_bits(options: Options) -> int:
@@ -33,22 +35,15 @@ def _option_bits(options: Options) -> int:
     )
 
 
-def _aligned_rows(x: torch.Tensor | None) -> torch.Tensor | None:
-    """Return rows as the kernels read them: the tensor itself where alignment allows it, else a copy."""
-    if x is None:
-        return None
-    if x.data_ptr() % 16 == 0:
-        row, token, head, element = x.stride()
-        if element == 1 and not (row | token | head) & 7:
-            return x
-        sizes = x.shape
-        if element == 1 and all(s % 8 == 0 or n == 1 for s, n in zip((row, token, head), sizes)):
-            return x
-    return x.clone(memory_format=torch.contiguous_format)
-
-
 def _contiguous(x: torch.Tensor | None) -> torch.Tensor | None:
     return x if x is None or x.is_contiguous() else x.detach().contiguous()
+
+
+def _repaired(rows: tuple[torch.Tensor | None, ...], misaligned: int) -> list[torch.Tensor | None]:
+    """Copy the rows whose bits are set, as enum RowsOf of cake/gdn/host/rule_checks.h numbers them."""
+    return [
+        x.clone(memory_format=torch.contiguous_format) if misaligned >> place & 1 else x for place, x in enumerate(rows)
+    ]
 
 
 def _scratch(size: int, device: torch.device) -> torch.Tensor:
@@ -66,6 +61,144 @@ def _check_served(inputs: Inputs, value_dim: int) -> None:
         raise ValueError(f"q: got K = {inputs.k.shape[3]}, takes K = {HEAD_DIM} on CUDA{_WAY_OUT}")
     if value_dim != HEAD_DIM:
         raise ValueError(f"v: got V = {value_dim}, takes V = {HEAD_DIM} on CUDA{_WAY_OUT}")
+
+
+def _offsets_on(device: torch.device, offsets: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Check offsets of host memory and bring them to the device without waiting for it."""
+    check_offsets("cu_seqlens", offsets.tolist(), tokens)
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(f"cu_seqlens: got offsets in host memory inside a graph capture, takes them on {device} there")
+    return offsets.pin_memory().to(device, non_blocking=True)
+
+
+class PreparedCall:
+    """Calls of one description on one device, see `cake_shared.gdn.eager.CheckedCall`: all that their shapes decide.
+
+    Parameters
+    ----------
+    backend
+        Whose module runs them.
+    inputs, options, output_final_state, value_dim
+        Of the first such call, checked; q and v may be missing. No tensor is kept.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a dtype or a head dimension that no program serves.
+    """
+
+    def __init__(
+        self, backend: RuleBackend, inputs: Inputs, options: Options, output_final_state: bool, value_dim: int
+    ) -> None:
+        _check_served(inputs, value_dim)
+        k, cu_seqlens = inputs.k, inputs.cu_seqlens
+        self._backend = backend
+        self._device = k.device
+        self._keys_shape = k.shape
+        self._values_shape = (*inputs.g.shape, HEAD_DIM)
+        sequences = None if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self._states_shape = (
+            k.shape[0] if sequences is None else sequences, inputs.g.shape[2], HEAD_DIM, HEAD_DIM
+        )  # fmt: skip
+        self._problem = (*k.shape[:3], inputs.g.shape[2], sequences, options.qk_l2norm, options.gate)
+        self._offsets_in_host_memory = cu_seqlens is not None and cu_seqlens.device != k.device
+        self._output_final_state = output_final_state
+        self._flags = _option_bits(options)
+        self._scale = options.scale
+        self.normalises_rows = options.qk_l2norm
+        self._plans: dict[tuple, Plan] = {}
+
+    def _plan(self, make: Callable[[Problem, bool], Plan], choice: bool) -> Plan:
+        multiprocessors = self._backend.multiprocessors
+        plan = self._plans.get((make, choice, multiprocessors))
+        if plan is None:
+            plan = self._plans[make, choice, multiprocessors] = make(Problem(*self._problem, multiprocessors), choice)
+        return plan
+
+    def _offsets(self, cu_seqlens: torch.Tensor | None) -> torch.Tensor | None:
+        if self._offsets_in_host_memory:
+            return _offsets_on(self._device, cu_seqlens, self._keys_shape[1])
+        return _contiguous(cu_seqlens)
+
+    def forward(self, tensors: tuple[torch.Tensor | None, ...], save_states: bool):
+        """Return `o`, the final states or None, and the tape of the segments' entry states or None.
+
+        Raises
+        ------
+        MalformedPackError
+            An earlier call on the device was given malformed offsets.
+        """
+        q, k, v, g, beta, initial_state, a_log, dt_bias, cu_seqlens = tensors
+        backend, device = self._backend, self._device
+        backend.error_word.raise_pending()
+        plan = self._plan(plan_forward, save_states)
+        out = torch.empty(self._values_shape, dtype=torch.bfloat16, device=device)
+        final = tape = None
+        if self._output_final_state:
+            final = torch.empty(self._states_shape, dtype=torch.float32, device=device)
+        if save_states and plan.slots:
+            elements = plan.slots * self._states_shape[1] * _STATE_ELEMENTS
+            tape = torch.empty(TAPE_HEAD + elements, dtype=torch.float32, device=device)
+        others = (
+            g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), out, final,
+            None if tape is None else tape[TAPE_HEAD:], _scratch(plan.workspace_bytes, device), backend.error_tensor,
+            self._flags, self._scale, plan.warps, backend.stream(),
+        )  # fmt: skip
+        misaligned = backend.run_forward(q, k, v, *others)
+        if misaligned:
+            backend.run_forward(*_repaired((q, k, v), misaligned), *others)
+        return out, final, tape
+
+    def backward(
+        self,
+        tensors: tuple[torch.Tensor | None, ...],
+        d_o: torch.Tensor | None,
+        d_final: torch.Tensor | None,
+        tape: torch.Tensor | None,
+        needs: Needs,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of q, k, v, g, beta, initial_state, A_log and dt_bias, None where not needed.
+
+        Errors are those of `forward`.
+        """
+        q, k, v, g, beta, initial_state, a_log, dt_bias, cu_seqlens = tensors
+        backend, device = self._backend, self._device
+        backend.error_word.raise_pending()
+        token_gradients = needs.states
+        plan = self._plan(plan_backward, token_gradients)
+        dv = torch.empty(self._values_shape, dtype=torch.bfloat16, device=device)
+        dq = dk = dg = dbeta = d_initial = d_a_log = d_dt_bias = zeros = saved = None
+        if token_gradients:
+            dq = torch.empty(self._keys_shape, dtype=torch.bfloat16, device=device)
+            dk = torch.empty(self._keys_shape, dtype=torch.bfloat16, device=device)
+            dg = torch.empty(g.shape, dtype=g.dtype, device=device)
+            dbeta = torch.empty(beta.shape, dtype=beta.dtype, device=device)
+            if tape is not None and tape.shape[0] > TAPE_HEAD:
+                saved = tape[TAPE_HEAD:]
+        else:
+            v = initial_state = None
+        if needs.initial_state:
+            d_initial = torch.empty(self._states_shape, dtype=torch.float32, device=device)
+        if a_log is not None and needs.A_log:
+            d_a_log = torch.empty(a_log.shape, dtype=a_log.dtype, device=device)
+        if dt_bias is not None and needs.dt_bias:
+            d_dt_bias = torch.empty(dt_bias.shape, dtype=dt_bias.dtype, device=device)
+        if d_o is None:
+            zeros = torch.zeros(HEAD_DIM, dtype=torch.bfloat16, device=device)
+        if q is None:
+            q = k  # nothing that reads it is wanted
+        others = (
+            _contiguous(d_final), g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), saved,
+            dv, d_initial, dq, dk, dg, dbeta, d_a_log, d_dt_bias, zeros, _scratch(plan.workspace_bytes, device),
+            backend.error_tensor, self._flags, self._scale, plan.warps, backend.stream(),
+        )  # fmt: skip
+        misaligned = backend.run_backward(q, k, v, d_o, *others)
+        if misaligned:
+            backend.run_backward(*_repaired((q, k, v, d_o), misaligned), *others)
+        return (
+            dq if needs.q else None, dk if needs.k else None, dv if needs.v else None, dg if needs.g else None,
+            dbeta if needs.beta else None, d_initial, d_a_log, d_dt_bias,
+        )  # fmt: skip
 
 
 class RuleBackend:
@@ -86,29 +219,16 @@ class RuleBackend:
     def __init__(
         self, module: tvm_ffi.Module, error_word: ErrorWord, multiprocessors: int, stream: Callable[[], int]
     ) -> None:
-        self._forward = module["rule_forward"]
-        self._backward = module["rule_backward"]
-        self._error_word = error_word
-        self._stream = stream
+        self.run_forward = module["rule_forward"]
+        self.run_backward = module["rule_backward"]
+        self.error_word = error_word
+        self.error_tensor = error_word.tensor
+        self.stream = stream
         self.multiprocessors = multiprocessors
 
-    def _problem(self, inputs: Inputs, options: Options) -> Problem:
-        batch, tokens, key_heads, _ = inputs.k.shape
-        cu = inputs.cu_seqlens
-        return Problem(
-            batch,
-            tokens,
-            key_heads,
-            inputs.g.shape[2],
-            None if cu is None else cu.shape[0] - 1,
-            options.qk_l2norm,
-            options.gate,
-            self.multiprocessors,
-        )
-
-    def _working_memory(self, plan: Plan, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        tables = torch.empty(plan.tables.words, dtype=torch.int32, device=device)
-        return tables, _scratch(plan.workspace_bytes, device)
+    def prepared(self, inputs: Inputs, options: Options, output_final_state: bool, value_dim: int) -> PreparedCall:
+        """Return what runs calls like this one; see `PreparedCall`."""
+        return PreparedCall(self, inputs, options, output_final_state, value_dim)
 
     def forward(
         self, inputs: Inputs, options: Options, output_final_state: bool, save_states: bool
@@ -122,39 +242,11 @@ class RuleBackend:
         MalformedPackError
             An earlier call on the device was given malformed offsets.
         """
-        v = inputs.v
-        _check_served(inputs, v.shape[3])
-        self._error_word.raise_pending()
-        device, heads = v.device, v.shape[2]
-        plan = plan_forward(self._problem(inputs, options), save_states)
-        out = torch.empty(v.shape, dtype=v.dtype, device=device)
-        sequences = plan.tables.sequences if output_final_state else 0
-        final = torch.empty(sequences, heads, HEAD_DIM, HEAD_DIM, dtype=torch.float32, device=device)
-        saved = plan.slots * heads * HEAD_DIM * HEAD_DIM if save_states else 0
-        tape = torch.empty(TAPE_HEAD + saved, dtype=torch.float32, device=device)
-        tables, workspace = self._working_memory(plan, device)
-        self._forward(
-            _aligned_rows(inputs.q),
-            _aligned_rows(inputs.k),
-            _aligned_rows(v),
-            inputs.g,
-            inputs.beta,
-            _contiguous(inputs.initial_state),
-            inputs.A_log,
-            inputs.dt_bias,
-            _contiguous(inputs.cu_seqlens),
-            out,
-            final if output_final_state else None,
-            tape[TAPE_HEAD:] if save_states else None,
-            tables,
-            workspace,
-            self._error_word.tensor,
-            _option_bits(options),
-            options.scale,
-            plan.warps,
-            self._stream(),
-        )
-        return out, final, tape
+        call = self.prepared(inputs, options, output_final_state, inputs.v.shape[3])
+        out, final, tape = call.forward(_in_order(inputs), save_states)
+        if final is None:
+            final = out.new_empty((0, inputs.v.shape[2], HEAD_DIM, HEAD_DIM), dtype=torch.float32)
+        return out, final, out.new_empty(TAPE_HEAD, dtype=torch.float32) if tape is None else tape
 
     def backward(
         self,
@@ -170,57 +262,10 @@ class RuleBackend:
 
         Errors are those of `forward`.
         """
-        _check_served(inputs, value_dim)
-        self._error_word.raise_pending()
-        k, g, beta = inputs.k, inputs.g, inputs.beta
-        device = k.device
-        batch, tokens, heads = g.shape
-        token_gradients = needs.states
-        plan = plan_backward(self._problem(inputs, options), token_gradients)
+        call = self.prepared(inputs, options, d_final is not None, value_dim)
+        return call.backward(_in_order(inputs), d_out, d_final, tape, needs)
 
-        def empty(like: torch.Tensor | None, wanted: bool) -> torch.Tensor | None:
-            return torch.empty(like.shape, dtype=like.dtype, device=device) if wanted and like is not None else None
 
-        dv = torch.empty(batch, tokens, heads, HEAD_DIM, dtype=k.dtype, device=device)
-        dq, dk = empty(k, token_gradients), empty(k, token_gradients)
-        dg, dbeta = empty(g, token_gradients), empty(beta, token_gradients)
-        d_initial = None
-        if needs.initial_state:
-            shape = (plan.tables.sequences, heads, HEAD_DIM, HEAD_DIM)
-            d_initial = torch.empty(shape, dtype=torch.float32, device=device)
-        d_a_log, d_dt_bias = empty(inputs.A_log, needs.A_log), empty(inputs.dt_bias, needs.dt_bias)
-        saved = None if tape is None or tape.shape[0] <= TAPE_HEAD else tape[TAPE_HEAD:]
-        tables, workspace = self._working_memory(plan, device)
-        keys = _aligned_rows(k)
-        self._backward(
-            _aligned_rows(d_out),
-            _contiguous(d_final),
-            keys if inputs.q is None else _aligned_rows(inputs.q),  # without a q nothing that reads it is wanted
-            keys,
-            _aligned_rows(inputs.v) if token_gradients else None,
-            g,
-            beta,
-            _contiguous(inputs.initial_state) if token_gradients else None,
-            inputs.A_log,
-            inputs.dt_bias,
-            _contiguous(inputs.cu_seqlens),
-            saved if token_gradients else None,
-            dv,
-            d_initial,
-            dq,
-            dk,
-            dg,
-            dbeta,
-            d_a_log,
-            d_dt_bias,
-            torch.zeros(HEAD_DIM, dtype=k.dtype, device=device) if d_out is None else None,
-            tables,
-            workspace,
-            self._error_word.tensor,
-            _option_bits(options),
-            options.scale,
-            plan.warps,
-            self._stream(),
-        )
-        results = (dq, dk, dv, dg, dbeta, d_initial, d_a_log, d_dt_bias)
-        return tuple(x if wanted else None for x, wanted in zip(results, needs))
+def _in_order(inputs: Inputs) -> tuple[torch.Tensor | None, ...]:
+    i = inputs
+    return i.q, i.k, i.v, i.g, i.beta, i.initial_state, i.A_log, i.dt_bias, i.cu_seqlens

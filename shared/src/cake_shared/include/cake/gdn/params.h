@@ -1,4 +1,4 @@
-// What the host hands to this package's kernels: plain C++17, read by nvcc, by a C++ compiler and by the emulator.
+// A pack as its kernels see it: plain C++17, read by nvcc, by a C++ compiler and by the emulator.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,6 @@ namespace cake::gdn {
 
 // Threads of a CTA, which the launch and the kernel must agree on.
 inline constexpr int kPackOffsetsThreads = 1024;
-inline constexpr int kPackTablesThreads = 128;
-inline constexpr int kGateSumsThreads = 128;
 
 // What a pack's offsets can be guilty of; a malformed pack's status is the sum of its faults.
 enum PackFault : int32_t {
@@ -56,22 +54,6 @@ struct PackOffsetsParams {
   int32_t* error_word;  // memory of the host: the faults of the last malformed pack, left alone by well-formed ones
 };
 
-struct PackTablesParams {
-  PackTables tables;
-};
-
-struct GateSumsParams {
-  PackTables tables;
-  const void* g;  // [rows, tokens_per_row, heads]
-  int64_t row_stride, token_stride, head_stride;  // in elements
-  int32_t g_is_bf16;
-  int32_t tokens_per_row;
-  int32_t heads;
-  float* sums;  // [chunk_capacity, heads, 64]
-};
-
 }  // namespace cake::gdn
 
 CAKE_DECLARE_KERNEL(pack_offsets_any, cake::gdn::PackOffsetsParams)
-CAKE_DECLARE_KERNEL(pack_tables_any, cake::gdn::PackTablesParams)
-CAKE_DECLARE_KERNEL(gate_sums_any, cake::gdn::GateSumsParams)

@@ -1,5 +1,4 @@
-// What the stages of the rule take: plain C++17, read by nvcc, by a C++ compiler and by the emulator. The pack's tables and
-// the cumulative gates come from the stages of params.h.
+// What the stages of the rule take: plain C++17, read by nvcc, by a C++ compiler and by the emulator.
 //
 // Strides count elements. A value head h reads key head h / group. Tiles and scalars of the workspace are indexed by
 // chunk * value_heads + h, where chunk is a row of the chunk table. BF16 tiles are stored as cake/tile/swizzle128.cuh states.
@@ -25,14 +24,17 @@ enum ScalarRow : int { kGamma = 0, kEnd = 1, kBeta = 2, kLog2Decay = 3, kScalarR
 inline constexpr int kScalarFloats = kScalarRows * kChunk;
 
 // Threads of a CTA, which the launch and the kernel must agree on; a chain runs with 32 * warps.
-inline constexpr int kNormalisedRowsThreads = 256;
-inline constexpr int kGateValuesThreads = 256;
+inline constexpr int kPrologueThreads = 128;
 inline constexpr int kWyThreads = 128;
 inline constexpr int kChainThreads = 256;
 inline constexpr int kSegmentStatesThreads = 512;
 inline constexpr int kTokenGradientsThreads = 256;
 inline constexpr int kGateParametersThreads = 256;
-inline constexpr int kUncoveredThreads = 256;
+
+inline constexpr int kPrologueRowsPerWarp = 8;
+
+// Up to so many sequences every CTA of the prologue that needs the offsets makes them for itself.
+inline constexpr int kScannedSequences = 1024;
 
 // Value columns that a CTA of the segment_entries and segment_exits stages owns.
 inline constexpr int kSegmentStatesColumns = 16;
@@ -66,7 +68,8 @@ struct States {  // [sequences, value_heads, K, V], or V first, contiguous FP32;
   int64_t k_stride, v_stride;
 };
 
-// g = -exp(A_log) softplus(raw + dt_bias); raw.data is null where the gates are given as they are.
+// g = -exp(A_log) softplus(raw + dt_bias). Gates given as they are: the prologue has them in raw, without A_log; raw.data is null
+// for token_gradients.
 struct GateOption {
   TokenScalars raw;
   HeadScalars a_log, dt_bias;
@@ -78,21 +81,35 @@ struct BetaOption {
   float top;
 };
 
-struct NormalisedRowsParams {
+struct NormalisedRows {
   TokenRows from;
-  uint16_t* to;      // [B * T, heads, 128] BF16
+  uint16_t* to;       // [B * T, heads, 128] BF16
   float* reciprocal;  // [B * T, heads]: 1 / sqrt(sum x^2 + 1e-6)
-  int64_t tokens;
-  int32_t tokens_per_row;
-  int32_t heads;
 };
 
-struct GateValuesParams {
-  GateOption gate;
-  float* values;  // [B, T, value_heads]
-  int64_t tokens;
-  int32_t tokens_per_row;
-  int32_t heads;
+// A contiguous result [B * T, row_bytes] whose rows past the last sequence are zero.
+struct ResultRows {
+  void* data;
+  int64_t row_bytes;
+};
+inline constexpr int kMaxResults = 5;
+
+struct Uncovered {
+  ResultRows results[kMaxResults];
+  int32_t result_count;
+  const float* states_from;  // [sequences, value_heads, K * V]: what an empty sequence hands on; null: zeros
+  float* states_to;          // null: none
+};
+
+struct PrologueParams {
+  PackOffsetsParams pack;
+  int32_t scans_offsets;  // 0: pack_offsets has made them
+  int32_t key_heads, value_heads;
+  int32_t gate_ctas, uncovered_ctas, row_ctas;
+  GateOption gate;        // without A_log the gates are its raw ones, as they are
+  float* sums;            // [chunks, value_heads, 64]
+  NormalisedRows rows[2];  // q and k; unused where row_ctas is 0
+  Uncovered uncovered;
 };
 
 struct WyParams {
@@ -177,27 +194,9 @@ struct GateParametersParams {
   int32_t heads;
 };
 
-// A contiguous result [B * T, row_bytes] whose rows past the last sequence are zero.
-struct ResultRows {
-  void* data;
-  int64_t row_bytes;
-};
-inline constexpr int kMaxResults = 5;
-
-struct UncoveredParams {
-  PackTables tables;
-  ResultRows results[kMaxResults];
-  int32_t result_count;
-  int32_t value_heads;
-  int64_t tokens;
-  const float* states_from;  // [sequences, value_heads, K * V]: what an empty sequence hands on; null: zeros
-  float* states_to;          // null: none
-};
-
 }  // namespace cake::gdn
 
-CAKE_DECLARE_KERNEL(normalised_rows_any, cake::gdn::NormalisedRowsParams)
-CAKE_DECLARE_KERNEL(gate_values_any, cake::gdn::GateValuesParams)
+CAKE_DECLARE_KERNEL(prologue_any, cake::gdn::PrologueParams)
 CAKE_DECLARE_KERNEL(wy_any, cake::gdn::WyParams)
 CAKE_DECLARE_KERNEL(segment_pairs_any, cake::gdn::ChainParams)
 CAKE_DECLARE_KERNEL(segment_entries_any, cake::gdn::SegmentStatesParams)
@@ -208,4 +207,3 @@ CAKE_DECLARE_KERNEL(segment_exits_any, cake::gdn::SegmentStatesParams)
 CAKE_DECLARE_KERNEL(value_gradients_any, cake::gdn::ReverseParams)
 CAKE_DECLARE_KERNEL(token_gradients_any, cake::gdn::TokenGradientsParams)
 CAKE_DECLARE_KERNEL(gate_parameters_any, cake::gdn::GateParametersParams)
-CAKE_DECLARE_KERNEL(uncovered_any, cake::gdn::UncoveredParams)

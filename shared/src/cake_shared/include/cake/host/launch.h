@@ -17,6 +17,7 @@
 #include <tvm/ffi/function.h>
 #else
 #include <cuda_runtime.h>
+#include <mutex>
 #endif
 
 namespace cake::host {
@@ -84,15 +85,25 @@ inline void check_cuda(cudaError_t status, const char* what) {
   }
 }
 
+// Dynamic shared memory beyond 48 KB needs the driver's leave, once for a kernel and device.
+inline void allow_smem(const char* name, const void* function, KernelState& state, uint32_t smem_bytes) {
+  constexpr uint32_t kSharedBytesWithoutOptIn = 48 * 1024;
+  if (smem_bytes <= kSharedBytesWithoutOptIn) return;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  std::atomic<uint32_t>* allowed = device < KernelState::kDevices ? &state.allowed_smem_bytes[device] : nullptr;
+  if (allowed != nullptr && allowed->load(std::memory_order_relaxed) >= smem_bytes) return;
+  static std::mutex telling;  // the driver holds the last value told, so that no thread may lower what another has raised
+  const std::lock_guard<std::mutex> lock(telling);
+  if (allowed != nullptr && allowed->load(std::memory_order_relaxed) >= smem_bytes) return;
+  check_cuda(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem_bytes)), name);
+  if (allowed != nullptr) allowed->store(smem_bytes, std::memory_order_relaxed);
+}
+
 template <class Params>
 void launch(KernelRef<Params> kernel, const LaunchConfig& config, const Params& params) {
   static_assert(std::is_trivially_copyable_v<Params> && sizeof(Params) <= 4096, "a kernel takes one plain struct");
-  constexpr uint32_t kSharedBytesWithoutOptIn = 48 * 1024;
-  if (config.smem_bytes > kSharedBytesWithoutOptIn) {
-    check_cuda(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    static_cast<int>(config.smem_bytes)),
-               kernel.name);
-  }
+  allow_smem(kernel.name, kernel.function, *kernel.state, config.smem_bytes);
   cudaLaunchAttribute attributes[2];
   unsigned count = 0;
   if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {

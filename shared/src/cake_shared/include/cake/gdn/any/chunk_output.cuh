@@ -8,5 +8,6 @@
 extern "C" __global__ void __launch_bounds__(cake::gdn::kChainThreads, 1)
     chunk_output_any(const __grid_constant__ cake::gdn::ChainParams p) {
   using namespace cake::gdn;
+  begin_stage();
   p.warps == 8 ? run_chain<Chain::kOutput, 8>(p) : run_chain<Chain::kOutput, 4>(p);
 }

@@ -8,5 +8,6 @@
 extern "C" __global__ void __launch_bounds__(cake::gdn::kChainThreads, 1)
     chunk_states_any(const __grid_constant__ cake::gdn::ChainParams p) {
   using namespace cake::gdn;
+  begin_stage();
   p.warps == 8 ? run_chain<Chain::kStates, 8>(p) : run_chain<Chain::kStates, 4>(p);
 }

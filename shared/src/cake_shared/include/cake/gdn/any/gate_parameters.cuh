@@ -19,6 +19,7 @@ static_assert(sizeof(GateParametersSmem) == kGateParametersSmemBytes);
 extern "C" __global__ void __launch_bounds__(cake::gdn::kGateParametersThreads)
     gate_parameters_any(const __grid_constant__ cake::gdn::GateParametersParams p) {
   using namespace cake::gdn;
+  begin_stage();
   auto& smem = *reinterpret_cast<GateParametersSmem*>(smem_bytes);
   const int thread = threadIdx.x, head = blockIdx.x;
   double a_log = 0., dt_bias = 0.;

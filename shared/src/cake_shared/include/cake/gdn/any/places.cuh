@@ -2,10 +2,18 @@
 #pragma once
 
 #include "cake/gdn/rule_params.h"
+#include "cake/ptx/grid_dependency.cuh"
 
 #include <cuda_bf16.h>
 
 namespace cake::gdn {
+
+// What every stage begins with, all CTAs, before an access of global memory or a return: stages then run in order though the next
+// one becomes resident early.
+__device__ __forceinline__ void begin_stage() {
+  cake::ptx::launch_dependents();
+  cake::ptx::wait_for_predecessor();
+}
 
 struct TokenPlace {
   int32_t row;

@@ -9,5 +9,6 @@
 extern "C" __global__ void __launch_bounds__(cake::gdn::kChainThreads, 1)
     segment_gradients_any(const __grid_constant__ cake::gdn::ReverseParams p) {
   using namespace cake::gdn;
+  begin_stage();
   p.warps == 8 ? run_reverse_chain<Reverse::kPairs, 8>(p) : run_reverse_chain<Reverse::kPairs, 4>(p);
 }

@@ -93,10 +93,12 @@ __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
 
 extern "C" __global__ void __launch_bounds__(cake::gdn::kSegmentStatesThreads, 1)
     segment_entries_any(const __grid_constant__ cake::gdn::SegmentStatesParams p) {
+  cake::gdn::begin_stage();
   cake::gdn::compose_segments<false>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(cake::gdn::kSegmentStatesThreads, 1)
     segment_exits_any(const __grid_constant__ cake::gdn::SegmentStatesParams p) {
+  cake::gdn::begin_stage();
   cake::gdn::compose_segments<true>(p);
 }

@@ -8,5 +8,6 @@
 extern "C" __global__ void __launch_bounds__(cake::gdn::kChainThreads, 1)
     value_gradients_any(const __grid_constant__ cake::gdn::ReverseParams p) {
   using namespace cake::gdn;
+  begin_stage();
   p.warps == 8 ? run_reverse_chain<Reverse::kGradients, 8>(p) : run_reverse_chain<Reverse::kGradients, 4>(p);
 }

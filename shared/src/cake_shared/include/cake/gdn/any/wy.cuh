@@ -73,6 +73,7 @@ __device__ __forceinline__ void store_inverse_row(WySmem& smem, int lane) {
 extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 3)
     wy_any(const __grid_constant__ cake::gdn::WyParams p) {
   using namespace cake::gdn;
+  begin_stage();
   WySmem& smem = *reinterpret_cast<WySmem*>(smem_bytes);
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int64_t chunk_index = blockIdx.x / static_cast<uint32_t>(p.heads.key_heads);

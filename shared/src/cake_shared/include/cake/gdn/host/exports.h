@@ -9,19 +9,20 @@
 
 namespace cake::gdn {
 
-// The gate stage alone: g [B, T, HV] FP32 or BF16, any strides; sums FP32 [chunks, HV, 64].
-inline void gate_sums(TensorView g, tvm::ffi::Optional<TensorView> cu_seqlens, TensorView tables_words, TensorView sums,
-                      TensorView error_word, int64_t stream) {
+// The tables and cumulative gates alone: g [B, T, HV] FP32 or BF16, any strides; sums FP32 [chunks, HV, 64]; tables int32
+// [4 + 4 chunks + 4 segments + 3 (N + 1)].
+inline void gate_sums(TensorView g, OptionalTensor cu_seqlens, TensorView tables_words, TensorView sums, TensorView error_word,
+                      int64_t stream) {
   const DLDevice device = g.device();
-  const void* gates = host::check_input("g", g, {host::kFloat32, host::kBFloat16}, {host::kAny, host::kAny, host::kAny},
-                                        device);
-  const Pack pack = check_pack(g, cu_seqlens, tables_words, error_word);
-  float* out = static_cast<float*>(
+  host::detail::check_shape("g", g, {host::kAny, host::kAny, host::kAny});
+  Pack pack = check_pack(g, cu_seqlens, error_word);
+  pack.put_tables(static_cast<int32_t*>(host::check_output("tables", tables_words, host::kInt32, {pack.table_words()}, device)));
+  PrologueParams p{};
+  p.gate.raw = check_scalars("g", g, pack, device);
+  p.sums = static_cast<float*>(
       host::check_output("sums", sums, host::kFloat32, {pack.chunks, pack.heads, int64_t{kChunkTokens}}, device));
   const host::DeviceGuard guard(device);
-  launch_pack_tables(pack, stream);
-  launch_gate_sums(pack, gates, {g.stride(0), g.stride(1), g.stride(2)}, host::same_dtype(g.dtype(), host::kBFloat16), out,
-                   stream);
+  launch_prologue(pack, p, stream);
 }
 
 }  // namespace cake::gdn

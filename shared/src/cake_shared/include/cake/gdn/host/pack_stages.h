@@ -1,6 +1,7 @@
-// The stages that every call begins with: offsets and tables of the pack, cumulative gates. Host side.
+// The pack of a call as the host knows it, and the stages that every call begins with. Host side.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -10,7 +11,7 @@
 #include "cake/host/launch.h"
 #include "cake/host/tensor.h"
 #include "cake/work/chunks.h"
-#include "cake/gdn/params.h"
+#include "cake/gdn/rule_params.h"
 
 namespace cake::gdn {
 
@@ -21,8 +22,6 @@ using host::TensorView;
 
 // Rows of tables are addressed with 32 bits, and an item count must not wrap while a chunk's tokens are added to it.
 inline constexpr int64_t kMaxItems = std::numeric_limits<int32_t>::max() - kChunkTokens;
-
-inline uint32_t ctas_for(int64_t items, int threads) { return static_cast<uint32_t>((items + threads - 1) / threads); }
 
 // The one buffer of all tables, laid out as cake_shared.gdn.cuda.tables.TablePlan states: status (4 words), chunks, segments, then
 // token, chunk and segment offsets.
@@ -62,12 +61,15 @@ struct Pack {
   PackOffsetsParams offsets;  // holds the tables
 
   const PackTables& tables() const { return offsets.tables; }
+  int64_t table_words() const { return 4 + 4 * (chunks + segments) + 3 * (sequences + 1); }
+  void put_tables(int32_t* words) { offsets.tables = tables_in(words, sequences, chunks, segments); }
+  // Whether rows past the last sequence, or empty sequences, are possible.
+  bool may_leave_rows() const { return offsets.cu_seqlens != nullptr || tokens_per_row == 0; }
 };
 
-// g [B, T, HV] gives the shape; cu_seqlens [N + 1] int32 or int64 with B = 1, or none: then N = B. tables int32
-// [4 + 4 chunks + 4 segments + 3 (N + 1)] with chunks = B T / 64 + N and segments = B T / 4096 + N.
-inline Pack check_pack(const TensorView& g, const tvm::ffi::Optional<TensorView>& cu_seqlens, const TensorView& tables_words,
-                       const TensorView& error_word) {
+// g [B, T, HV] gives the shape; cu_seqlens [N + 1] int32 or int64 with B = 1, or none: then N = B. The capacities are
+// chunks = B T / 64 + N and segments = B T / 4096 + N; the tables are still to be put somewhere.
+inline Pack check_pack(const TensorView& g, const tvm::ffi::Optional<TensorView>& cu_seqlens, const TensorView& error_word) {
   const DLDevice device = g.device();
   Pack pack{};
   pack.rows = g.size(0);
@@ -91,44 +93,55 @@ inline Pack check_pack(const TensorView& g, const tvm::ffi::Optional<TensorView>
   pack.chunks = pack.tokens / kChunkTokens + pack.sequences;
   pack.segments = pack.tokens / kSegmentTokens + pack.sequences;
   if (pack.tokens > kMaxItems || pack.chunks + pack.segments > kMaxItems ||
-      pack.chunks * pack.heads / kGateSumsThreads > kMaxItems) {
+      pack.chunks * pack.heads / kPrologueThreads > kMaxItems) {
     TVM_FFI_THROW(ValueError) << "g: expected at most " << kMaxItems << " tokens, chunks and segments, got shape "
                               << host::sizes_text(g.shape()) << " with " << pack.sequences << " sequences";
   }
-  const int64_t words = 4 + 4 * (pack.chunks + pack.segments) + 3 * (pack.sequences + 1);
-  int32_t* table = static_cast<int32_t*>(host::check_output("tables", tables_words, host::kInt32, {words}, device));
-  pack.offsets = {offsets, wide ? 1 : 0, static_cast<int32_t>(pack.tokens_per_row), static_cast<int32_t>(pack.rows),
-                  tables_in(table, pack.sequences, pack.chunks, pack.segments), check_error_word(error_word)};
+  pack.offsets.cu_seqlens = offsets;
+  pack.offsets.cu_seqlens_is_int64 = wide ? 1 : 0;
+  pack.offsets.tokens_per_row = static_cast<int32_t>(pack.tokens_per_row);
+  pack.offsets.rows = static_cast<int32_t>(pack.rows);
+  pack.offsets.error_word = check_error_word(error_word);
   return pack;
 }
 
-inline void launch_pack_tables(const Pack& pack, int64_t stream) {
+template <class Params>
+void launch_stage(host::KernelRef<Params> kernel, int64_t ctas, int threads, uint32_t smem_bytes, int64_t stream,
+                  const Params& params, bool first = false) {
+  if (ctas == 0) return;
+  if (ctas > std::numeric_limits<int32_t>::max()) {
+    TVM_FFI_THROW(ValueError) << "g: expected chunks and heads that make at most 2^31 - 1 CTAs, got " << ctas;
+  }
   host::LaunchConfig config;
   config.stream = stream;
-  config.grid.x = 1;
-  config.block.x = kPackOffsetsThreads;
-  host::launch(CAKE_KERNEL_REF(pack_offsets_any), config, pack.offsets);
-  if (pack.chunks + pack.segments > 0) {
-    config.grid.x = ctas_for(pack.chunks + pack.segments, kPackTablesThreads);
-    config.block.x = kPackTablesThreads;
-    host::launch(CAKE_KERNEL_REF(pack_tables_any), config, PackTablesParams{pack.tables()});
-  }
+  config.grid.x = static_cast<uint32_t>(ctas);
+  config.block.x = static_cast<uint32_t>(threads);
+  config.smem_bytes = smem_bytes;
+  config.programmatic = !first;  // every stage waits for the one before it, see begin_stage
+  host::launch(kernel, config, params);
 }
 
-// Strides of g [B, T, HV] in elements.
-struct GateStrides {
-  int64_t row, token, head;
-};
-
-inline void launch_gate_sums(const Pack& pack, const void* g, GateStrides strides, bool is_bf16, float* sums, int64_t stream) {
-  if (pack.chunks * pack.heads == 0) return;
-  host::LaunchConfig config;
-  config.stream = stream;
-  config.grid.x = ctas_for(pack.chunks * pack.heads, kGateSumsThreads);
-  config.block.x = kGateSumsThreads;
-  host::launch(CAKE_KERNEL_REF(gate_sums_any), config,
-               GateSumsParams{pack.tables(), g, strides.row, strides.token, strides.head, is_bf16 ? 1 : 0,
-                              static_cast<int32_t>(pack.tokens_per_row), static_cast<int32_t>(pack.heads), sums});
+// The first launches of a call. Of `p` the caller fills the gates, the sums, the results and, with key heads, the rows to normalise.
+inline void launch_prologue(const Pack& pack, PrologueParams p, int64_t stream) {
+  p.pack = pack.offsets;
+  p.value_heads = static_cast<int32_t>(pack.heads);
+  p.scans_offsets = pack.sequences <= kScannedSequences ? 1 : 0;
+  if (!p.scans_offsets) {
+    launch_stage(CAKE_KERNEL_REF(pack_offsets_any), 1, kPackOffsetsThreads, 0, stream, pack.offsets, true);
+  }
+  const int64_t entries = std::max({pack.chunks * std::max(pack.heads, int64_t{1}), pack.segments, int64_t{1}});
+  const int64_t rows_per_cta = kPrologueThreads / 32 * kPrologueRowsPerWarp;
+  const int64_t gate_ctas = (entries + kPrologueThreads - 1) / kPrologueThreads;
+  const int64_t row_ctas = (pack.tokens * p.key_heads + rows_per_cta - 1) / rows_per_cta;
+  constexpr int32_t kUncoveredCtas = 132;
+  p.uncovered_ctas = p.uncovered.result_count > 0 && pack.may_leave_rows() ? kUncoveredCtas : 0;
+  const int64_t ctas = gate_ctas + p.uncovered_ctas + 2 * row_ctas;
+  if (ctas > std::numeric_limits<int32_t>::max()) {
+    TVM_FFI_THROW(ValueError) << "g: expected tokens and heads that make at most 2^31 - 1 CTAs, got " << ctas;
+  }
+  p.gate_ctas = static_cast<int32_t>(gate_ctas);
+  p.row_ctas = static_cast<int32_t>(row_ctas);
+  launch_stage(CAKE_KERNEL_REF(prologue_any), ctas, kPrologueThreads, 0, stream, p, p.scans_offsets != 0);
 }
 
 }  // namespace cake::gdn

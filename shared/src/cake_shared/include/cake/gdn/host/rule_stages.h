@@ -1,104 +1,13 @@
 // The chains of stages of the rule, forward and backward. Host side: checks, workspace, launches in order.
 #pragma once
 
-#include <string>
-
-#include "cake/gdn/host/pack_stages.h"
-#include "cake/gdn/rule_params.h"
+#include "cake/gdn/host/rule_checks.h"
 #include "cake/gdn/smem_sizes.h"
 
 namespace cake::gdn {
 
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
-
 // Bits of the `options` argument.
 enum RuleOption : int64_t { kNormaliseRows = 1, kMakeGate = 2, kBetaLogits = 4, kBetaUpToTwo = 8, kStateVFirst = 16 };
-
-// Hands out the workspace in the order that plan.py states its regions, each a multiple of 1024 bytes long.
-class Workspace {
- public:
-  Workspace(const TensorView& bytes, DLDevice device) : size_(bytes.numel()) {
-    constexpr DLDataType kUInt8{kDLUInt, 8, 1};
-    next_ = static_cast<char*>(host::check_output("workspace", bytes, kUInt8, {host::kAny}, device));
-  }
-
-  template <class T = char>
-  T* take(int64_t bytes) {
-    char* region = next_;
-    const int64_t rounded = (bytes + 1023) / 1024 * 1024;
-    next_ += rounded;
-    size_ -= rounded;
-    if (size_ < 0) TVM_FFI_THROW(ValueError) << "workspace: expected " << -size_ << " bytes more than it has";
-    return reinterpret_cast<T*>(region);
-  }
-
-  void finish() const {
-    if (size_ != 0) TVM_FFI_THROW(ValueError) << "workspace: expected " << size_ << " bytes less than it has";
-  }
-
- private:
-  char* next_;
-  int64_t size_;
-};
-
-// Rows [B, T, heads, 128] BF16: the last dimension contiguous, every row 16-byte aligned. `out` rows must also be contiguous.
-inline TokenRows check_rows(const char* name, const TensorView& x, const Pack& pack, int64_t heads, DLDevice device) {
-  const void* data = host::check_input(name, x, {host::kBFloat16}, {pack.rows, pack.tokens_per_row, heads, int64_t{kHeadDim}},
-                                       device);
-  bool aligned = x.stride(3) == 1 && reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  for (int axis = 0; axis < 3; ++axis) aligned = aligned && (x.stride(axis) % 8 == 0 || x.size(axis) == 1);
-  if (!aligned && x.numel() > 0) {
-    TVM_FFI_THROW(ValueError) << name << ": expected rows of 128 contiguous elements that start at multiples of 16 bytes, got strides "
-                              << host::sizes_text(x.strides());
-  }
-  return {const_cast<void*>(data), x.stride(0), x.stride(1), x.stride(2)};
-}
-
-inline TokenRows check_rows_out(const char* name, const TensorView& x, const Pack& pack, int64_t heads, DLDevice device) {
-  void* data = host::check_output(name, x, host::kBFloat16, {pack.rows, pack.tokens_per_row, heads, int64_t{kHeadDim}}, device);
-  return {data, x.stride(0), x.stride(1), x.stride(2)};
-}
-
-inline TokenScalars check_scalars(const char* name, const TensorView& x, const Pack& pack, DLDevice device) {
-  const void* data = host::check_input(name, x, {host::kFloat32, host::kBFloat16},
-                                       {pack.rows, pack.tokens_per_row, pack.heads}, device);
-  return {const_cast<void*>(data), x.stride(0), x.stride(1), x.stride(2), host::same_dtype(x.dtype(), host::kBFloat16) ? 1 : 0};
-}
-
-inline TokenScalars check_scalars_out(const char* name, const TensorView& x, const TensorView& like, const Pack& pack,
-                                      DLDevice device) {
-  void* data = host::check_output(name, x, like.dtype(), {pack.rows, pack.tokens_per_row, pack.heads}, device, 2);
-  return {data, x.stride(0), x.stride(1), x.stride(2), host::same_dtype(x.dtype(), host::kBFloat16) ? 1 : 0};
-}
-
-inline HeadScalars check_head_scalars(const char* name, const OptionalTensor& x, const Pack& pack, DLDevice device) {
-  if (!x.has_value()) return {};
-  const TensorView& t = x.value();
-  const void* data = host::check_input(name, t, {host::kFloat32, host::kBFloat16}, {pack.heads}, device);
-  return {const_cast<void*>(data), t.stride(0), host::same_dtype(t.dtype(), host::kBFloat16) ? 1 : 0};
-}
-
-inline HeadScalars check_head_scalars_out(const char* name, const OptionalTensor& x, const OptionalTensor& like, const Pack& pack,
-                                          DLDevice device) {
-  if (!x.has_value()) return {};
-  if (!like.has_value()) TVM_FFI_THROW(ValueError) << name << ": expected none, because there is no such input";
-  const TensorView& t = x.value();
-  void* data = host::check_output(name, t, like.value().dtype(), {pack.heads}, device, 2);
-  return {data, 1, host::same_dtype(t.dtype(), host::kBFloat16) ? 1 : 0};
-}
-
-inline States check_states(const char* name, const OptionalTensor& x, const Pack& pack, bool v_first, bool out, DLDevice device) {
-  if (!x.has_value()) return {};
-  const std::initializer_list<int64_t> shape = {pack.sequences, pack.heads, int64_t{kHeadDim}, int64_t{kHeadDim}};
-  const TensorView& t = x.value();
-  const void* data = out ? host::check_output(name, t, host::kFloat32, shape, device)
-                         : host::check_input(name, t, {host::kFloat32}, shape, device);
-  if (!t.IsContiguous()) {
-    TVM_FFI_THROW(ValueError) << name << ": expected a contiguous tensor, got strides " << host::sizes_text(t.strides());
-  }
-  float* states = static_cast<float*>(const_cast<void*>(data));
-  return v_first ? States{states, 1, kHeadDim} : States{states, kHeadDim, 1};
-}
 
 // What both directions share: the pack, the options, the regions and results of the stages up to wy.
 struct RuleCall {
@@ -109,14 +18,11 @@ struct RuleCall {
   int64_t options;
   float scale;
   int slots_per_row;
-  TokenRows q, k;  // as given, then as the rule sees them
-  GateOption gate;
+  int64_t misaligned;  // bits of RowsOf
+  TokenRows q, k;  // as given; after the prologue as the rule sees them
+  GateOption gate;  // without A_log and dt_bias unless the call makes its gates
   BetaOption beta;
-  GateStrides gate_strides;
-  const void* gates;
-  bool gates_are_bf16;
 
-  float* gate_values = nullptr;
   float* sums;
   uint16_t* normalised[2] = {};
   float* reciprocals[2] = {};
@@ -129,29 +35,14 @@ struct RuleCall {
   int64_t slots() const { return pack.rows * slots_per_row; }
 };
 
-template <class Params>
-void launch_stage(host::KernelRef<Params> kernel, int64_t ctas, int threads, uint32_t smem_bytes, int64_t stream,
-                  const Params& params) {
-  if (ctas == 0) return;
-  if (ctas > std::numeric_limits<int32_t>::max()) {
-    TVM_FFI_THROW(ValueError) << "g: expected chunks and heads that make at most 2^31 - 1 CTAs, got " << ctas;
-  }
-  host::LaunchConfig config;
-  config.stream = stream;
-  config.grid.x = static_cast<uint32_t>(ctas);
-  config.block.x = static_cast<uint32_t>(threads);
-  config.smem_bytes = smem_bytes;
-  host::launch(kernel, config, params);
-}
-
 inline RuleCall check_rule(const TensorView& q, const TensorView& k, const TensorView& g, const TensorView& beta,
                            const OptionalTensor& a_log, const OptionalTensor& dt_bias, const OptionalTensor& cu_seqlens,
-                           const TensorView& tables, const TensorView& error_word, int64_t options, double scale, int64_t stream) {
+                           const TensorView& error_word, int64_t options, double scale, int64_t stream) {
   RuleCall call{};
   call.device = g.device();
   call.stream = stream;
   host::detail::check_shape("g", g, {host::kAny, host::kAny, host::kAny});
-  call.pack = check_pack(g, cu_seqlens, tables, error_word);
+  call.pack = check_pack(g, cu_seqlens, error_word);
   host::detail::check_shape("k", k, {host::kAny, host::kAny, host::kAny, host::kAny});
   const int64_t key_heads = k.size(2);
   if (key_heads < 1 || call.pack.heads % key_heads != 0) {
@@ -164,15 +55,12 @@ inline RuleCall check_rule(const TensorView& q, const TensorView& k, const Tenso
   call.slots_per_row = call.pack.tokens_per_row > cake::work::kSegmentedAboveTokens
                            ? static_cast<int>(call.pack.tokens_per_row / kSegmentTokens)
                            : 0;
-  call.q = check_rows("q", q, call.pack, key_heads, call.device);
-  call.k = check_rows("k", k, call.pack, key_heads, call.device);
-  const TokenScalars gates = check_scalars("g", g, call.pack, call.device);
-  call.gates = gates.data;
-  call.gates_are_bf16 = gates.is_bf16;
-  call.gate_strides = {gates.row_stride, gates.token_stride, gates.head_stride};
+  call.q = check_rows("q", q, call.pack, key_heads, call.device, kRowsOfQ, call.misaligned);
+  call.k = check_rows("k", k, call.pack, key_heads, call.device, kRowsOfK, call.misaligned);
+  call.gate.raw = check_scalars("g", g, call.pack, call.device);
   if (call.has(kMakeGate)) {
-    call.gate = {gates, check_head_scalars("A_log", a_log, call.pack, call.device),
-                 check_head_scalars("dt_bias", dt_bias, call.pack, call.device)};
+    call.gate.a_log = check_head_scalars("A_log", a_log, call.pack, call.device);
+    call.gate.dt_bias = check_head_scalars("dt_bias", dt_bias, call.pack, call.device);
     if (call.gate.a_log.data == nullptr && call.pack.heads > 0) TVM_FFI_THROW(ValueError) << "A_log: expected a tensor [HV]";
   }
   call.beta = {check_scalars("beta", beta, call.pack, call.device),
@@ -180,10 +68,10 @@ inline RuleCall check_rule(const TensorView& q, const TensorView& k, const Tenso
   return call;
 }
 
-// The regions that plan.py calls `shared`, in its order.
+// The regions that both directions begin with, in the order of plan.py.
 inline void take_shared_regions(RuleCall& call, Workspace& workspace) {
   const int64_t rows = call.pack.tokens * call.heads.key_heads;
-  if (call.has(kMakeGate)) call.gate_values = workspace.take<float>(call.pack.tokens * call.pack.heads * 4);
+  call.pack.put_tables(workspace.take<int32_t>(4 * call.pack.table_words()));
   if (call.has(kNormaliseRows)) {
     for (int i = 0; i < 2; ++i) {
       call.normalised[i] = workspace.take<uint16_t>(rows * kHeadDim * 2);
@@ -196,30 +84,35 @@ inline void take_shared_regions(RuleCall& call, Workspace& workspace) {
   call.scalars = workspace.take<float>(call.records() * kScalarFloats * 4);
 }
 
-// Tables, options, cumulative gates, T and P.
-inline void launch_up_to_wy(RuleCall& call) {
+inline ResultRows result_rows(const TensorView& x, const Pack& pack) {
+  return {host::detail::first_element(x), pack.tokens == 0 ? 0 : x.numel() / pack.tokens * (x.dtype().bits / 8)};
+}
+
+inline Uncovered uncovered(std::initializer_list<ResultRows> results, const States& from, const States& to) {
+  Uncovered found{};
+  for (const ResultRows& result : results) found.results[found.result_count++] = result;
+  found.states_from = from.data;
+  found.states_to = to.data;
+  return found;
+}
+
+// Tables, options, cumulative gates and what no chunk writes, then T and P; q and k are the normalised ones from here on.
+inline void launch_up_to_wy(RuleCall& call, const Uncovered& results) {
   const Pack& pack = call.pack;
-  const int64_t rows = pack.tokens * call.heads.key_heads;
-  launch_pack_tables(pack, call.stream);
-  if (call.has(kMakeGate)) {
-    launch_stage(CAKE_KERNEL_REF(gate_values_any), ctas_for(pack.tokens * pack.heads, kGateValuesThreads), kGateValuesThreads, 0,
-                 call.stream,
-                 GateValuesParams{call.gate, call.gate_values, pack.tokens, call.heads.tokens_per_row, call.heads.value_heads});
-    launch_gate_sums(pack, call.gate_values, {pack.tokens_per_row * pack.heads, pack.heads, 1}, false, call.sums, call.stream);
-  } else {
-    launch_gate_sums(pack, call.gates, call.gate_strides, call.gates_are_bf16, call.sums, call.stream);
-  }
+  PrologueParams p{};
+  p.gate = call.gate;
+  p.sums = call.sums;
+  p.uncovered = results;
   if (call.has(kNormaliseRows)) {
+    p.key_heads = call.heads.key_heads;
     TokenRows* const given[2] = {&call.q, &call.k};
     for (int i = 0; i < 2; ++i) {
-      launch_stage(CAKE_KERNEL_REF(normalised_rows_any), ctas_for(rows, kNormalisedRowsThreads / 32), kNormalisedRowsThreads, 0,
-                   call.stream,
-                   NormalisedRowsParams{*given[i], call.normalised[i], call.reciprocals[i], pack.tokens,
-                                        call.heads.tokens_per_row, call.heads.key_heads});
+      p.rows[i] = {*given[i], call.normalised[i], call.reciprocals[i]};
       const int64_t token_stride = int64_t{call.heads.key_heads} * kHeadDim;
       *given[i] = {call.normalised[i], pack.tokens_per_row * token_stride, token_stride, kHeadDim};
     }
   }
+  launch_prologue(pack, p, call.stream);
   launch_stage(CAKE_KERNEL_REF(wy_any), pack.chunks * call.heads.key_heads, kWyThreads, kWySmemBytes, call.stream,
                WyParams{call.heads, pack.tables(), call.q, call.k, call.beta, call.sums, call.inverse, call.attention,
                         call.scalars, call.scale});
@@ -269,31 +162,15 @@ inline void launch_segment_states(const RuleCall& call, host::KernelRef<SegmentS
                SegmentStatesParams{call.heads, call.pack.tables(), factors, states, call.slots_per_row});
 }
 
-inline ResultRows result_rows(const TensorView& x, const Pack& pack) {
-  return {host::detail::first_element(x), pack.tokens == 0 ? 0 : x.numel() / pack.tokens * (x.dtype().bits / 8)};
-}
-
-inline void launch_uncovered(const RuleCall& call, std::initializer_list<ResultRows> results, const States& from,
-                             const States& to) {
-  UncoveredParams p{};
-  p.tables = call.pack.tables();
-  for (const ResultRows& result : results) p.results[p.result_count++] = result;
-  p.value_heads = call.heads.value_heads;
-  p.tokens = call.pack.tokens;
-  p.states_from = from.data;
-  p.states_to = to.data;
-  constexpr int64_t kCtas = 264;
-  launch_stage(CAKE_KERNEL_REF(uncovered_any), kCtas, kUncoveredThreads, 0, call.stream, p);
-}
-
 // o [B, T, HV, 128] and, where given, the final states; `entries` FP32 [slots, HV, 128, 128] receives the entry states of segments.
-inline void rule_forward(TensorView q, TensorView k, TensorView v, TensorView g, TensorView beta, OptionalTensor initial_state,
-                         OptionalTensor a_log, OptionalTensor dt_bias, OptionalTensor cu_seqlens, TensorView o,
-                         OptionalTensor final_state, OptionalTensor entries, TensorView tables, TensorView workspace_bytes,
-                         TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
-  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, tables, error_word, options, scale, stream);
+// Returns 0, or the bits of RowsOf whose rows must be copied first; nothing was launched then.
+inline int64_t rule_forward(TensorView q, TensorView k, TensorView v, TensorView g, TensorView beta, OptionalTensor initial_state,
+                            OptionalTensor a_log, OptionalTensor dt_bias, OptionalTensor cu_seqlens, TensorView o,
+                            OptionalTensor final_state, OptionalTensor entries, TensorView workspace_bytes,
+                            TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
+  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const bool v_first = call.has(kStateVFirst);
-  const TokenRows values = check_rows("v", v, call.pack, call.pack.heads, call.device);
+  const TokenRows values = check_rows("v", v, call.pack, call.pack.heads, call.device, kRowsOfV, call.misaligned);
   const TokenRows out = check_rows_out("o", o, call.pack, call.pack.heads, call.device);
   const States initial = check_states("initial_state", initial_state, call.pack, v_first, false, call.device);
   const States final = check_states("final_state", final_state, call.pack, v_first, true, call.device);
@@ -308,9 +185,10 @@ inline void rule_forward(TensorView q, TensorView k, TensorView v, TensorView g,
     entry_states = workspace.take<float>(call.slots() * call.pack.heads * kStateElements * 4);
   }
   workspace.finish();
+  if (call.misaligned != 0) return call.misaligned;
 
   const host::DeviceGuard guard(call.device);
-  launch_up_to_wy(call);
+  launch_up_to_wy(call, uncovered({result_rows(o, call.pack)}, initial, final));
   ChainParams p = chain_params(call, values, initial, entry_states, factors);
   if (call.slots_per_row > 0) {
     launch_segment_pairs(call, p, 2 * kHeadDim);
@@ -321,23 +199,23 @@ inline void rule_forward(TensorView q, TensorView k, TensorView v, TensorView g,
   p.warps = static_cast<int32_t>(check_warps(warps));
   launch_stage(CAKE_KERNEL_REF(chunk_output_any), chain_ctas(call, kHeadDim, warps), 32 * p.warps,
                chain_smem_bytes(p.warps, true, false), call.stream, p);
-  launch_uncovered(call, {result_rows(o, call.pack)}, initial, final);
+  return 0;
 }
 
-// Gradients of everything; of v and initial_state alone where grad_q is none, and then v is not read.
-inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state, TensorView q, TensorView k, OptionalTensor v,
-                          TensorView g, TensorView beta, OptionalTensor initial_state, OptionalTensor a_log,
-                          OptionalTensor dt_bias, OptionalTensor cu_seqlens, OptionalTensor entries, TensorView grad_v,
-                          OptionalTensor grad_initial_state, OptionalTensor grad_q, OptionalTensor grad_k, OptionalTensor grad_g,
-                          OptionalTensor grad_beta, OptionalTensor grad_a_log, OptionalTensor grad_dt_bias, OptionalTensor zeros,
-                          TensorView tables, TensorView workspace_bytes, TensorView error_word, int64_t options, double scale,
-                          int64_t warps, int64_t stream) {
-  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, tables, error_word, options, scale, stream);
+// Gradients of everything; of v and initial_state alone where grad_q is none, and then v is not read. Returns as rule_forward.
+inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, OptionalTensor grad_o, OptionalTensor grad_final_state,
+                             TensorView g, TensorView beta, OptionalTensor initial_state, OptionalTensor a_log,
+                             OptionalTensor dt_bias, OptionalTensor cu_seqlens, OptionalTensor entries, TensorView grad_v,
+                             OptionalTensor grad_initial_state, OptionalTensor grad_q, OptionalTensor grad_k,
+                             OptionalTensor grad_g, OptionalTensor grad_beta, OptionalTensor grad_a_log,
+                             OptionalTensor grad_dt_bias, OptionalTensor zeros, TensorView workspace_bytes,
+                             TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
+  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const Pack& pack = call.pack;
   const bool v_first = call.has(kStateVFirst), tokens_too = grad_q.has_value();
   TokenRows d_o;
   if (grad_o.has_value()) {
-    d_o = check_rows("d_o", grad_o.value(), pack, pack.heads, call.device);
+    d_o = check_rows("d_o", grad_o.value(), pack, pack.heads, call.device, kRowsOfGradO, call.misaligned);
   } else {
     // A row of zeros stands for all rows.
     if (!zeros.has_value()) TVM_FFI_THROW(ValueError) << "zeros: expected a row of 128 zeros where d_o is none";
@@ -376,11 +254,12 @@ inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state
   r.warps = static_cast<int32_t>(check_warps(warps));
   r.scale = call.scale;
 
+  Uncovered results = uncovered({result_rows(grad_v, pack)}, d_final, d_initial);
   ChainParams p{};
   TokenGradientsParams t{};
   if (tokens_too) {
     if (!v.has_value()) TVM_FFI_THROW(ValueError) << "v: expected a tensor for these gradients";
-    const TokenRows values = check_rows("v", v.value(), pack, pack.heads, call.device);
+    const TokenRows values = check_rows("v", v.value(), pack, pack.heads, call.device, kRowsOfV, call.misaligned);
     const States initial = check_states("initial_state", initial_state, pack, v_first, false, call.device);
     float* entry_states = nullptr;
     if (call.slots_per_row > 0 && pack.tokens > 0) {
@@ -404,7 +283,7 @@ inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state
     t.grad_beta = check_scalars_out("dbeta", grad_beta.value(), beta, pack, call.device);
     t.q_reciprocal = call.reciprocals[0];
     t.k_reciprocal = call.reciprocals[1];
-    t.gate = call.gate;
+    if (call.has(kMakeGate)) t.gate = call.gate;
     t.beta_top = call.beta.top;
     t.gate_partials = call.has(kMakeGate) ? workspace.take<double>(call.records() * 16) : nullptr;
     t.scalars = call.scalars;
@@ -414,13 +293,17 @@ inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state
     t.writes = p.writes;
     t.residual_gradients = residual_gradients;
     t.scale = call.scale;
+    results = uncovered({result_rows(grad_v, pack), result_rows(grad_q.value(), pack), result_rows(grad_k.value(), pack),
+                         result_rows(grad_g.value(), pack), result_rows(grad_beta.value(), pack)},
+                        d_final, d_initial);
   } else {
     p = chain_params(call, {}, {}, nullptr, factors);
   }
   workspace.finish();
+  if (call.misaligned != 0) return call.misaligned;
 
   const host::DeviceGuard guard(call.device);
-  launch_up_to_wy(call);
+  launch_up_to_wy(call, results);
   p.q = r.q = t.q = call.q;
   p.k = r.k = t.k = call.k;
   if (call.slots_per_row > 0) {
@@ -431,10 +314,7 @@ inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state
   }
   launch_stage(CAKE_KERNEL_REF(value_gradients_any), chain_ctas(call, kHeadDim, warps), 32 * r.warps,
                chain_smem_bytes(r.warps, true, true), call.stream, r);
-  if (!tokens_too) {
-    launch_uncovered(call, {result_rows(grad_v, pack)}, d_final, d_initial);
-    return;
-  }
+  if (!tokens_too) return 0;
   launch_stage(CAKE_KERNEL_REF(chunk_states_any), chain_ctas(call, kHeadDim, p.warps), 32 * p.warps,
                chain_smem_bytes(p.warps, false, true), call.stream, p);
   launch_stage(CAKE_KERNEL_REF(token_gradients_any), pack.chunks * call.heads.key_heads, kTokenGradientsThreads,
@@ -443,10 +323,7 @@ inline void rule_backward(OptionalTensor grad_o, OptionalTensor grad_final_state
     launch_stage(CAKE_KERNEL_REF(gate_parameters_any), pack.heads, kGateParametersThreads, kGateParametersSmemBytes, call.stream,
                  GateParametersParams{pack.tables(), t.gate_partials, d_a_log, d_dt_bias, call.heads.value_heads});
   }
-  launch_uncovered(call,
-                   {result_rows(grad_v, pack), result_rows(grad_q.value(), pack), result_rows(grad_k.value(), pack),
-                    result_rows(grad_g.value(), pack), result_rows(grad_beta.value(), pack)},
-                   d_final, d_initial);
+  return 0;
 }
 
 }  // namespace cake::gdn

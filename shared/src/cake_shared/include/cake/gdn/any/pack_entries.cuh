@@ -1,13 +1,9 @@
+// One entry of the chunk or segment table, found from the offsets by bisection; unused entries name sequence -1.
 #pragma once
 
-#include "cake/work/chunks.h"
 #include "cake/gdn/params.h"
+#include "cake/work/chunks.h"
 
-// pack_tables_any: one entry for every chunk and every segment of the pack, in pack order; unused entries name sequence -1.
-// reads   token_offsets, chunk_offsets, segment_offsets
-// writes  chunks [chunk_capacity], segments [segment_capacity], every entry
-// order   one thread an entry, which finds its sequence by bisection; no sums
-// barriers  none
 namespace cake::gdn {
 
 using cake::work::kChunkTokens;
@@ -36,16 +32,3 @@ __device__ inline SegmentEntry segment_entry(const PackTables& tables, int32_t s
 }
 
 }  // namespace cake::gdn
-
-extern "C" __global__ void __launch_bounds__(cake::gdn::kPackTablesThreads)
-    pack_tables_any(const __grid_constant__ cake::gdn::PackTablesParams p) {
-  using namespace cake::gdn;
-  const PackTables& tables = p.tables;
-  const int64_t entry = int64_t{blockIdx.x} * kPackTablesThreads + threadIdx.x;
-  if (entry < tables.chunk_capacity) {
-    tables.chunks[entry] = chunk_entry(tables, static_cast<int32_t>(entry));
-  } else if (entry - tables.chunk_capacity < tables.segment_capacity) {
-    const int32_t segment = static_cast<int32_t>(entry - tables.chunk_capacity);
-    tables.segments[segment] = segment_entry(tables, segment);
-  }
-}

@@ -1,0 +1,144 @@
+"""The rule called eagerly: an autograd function straight onto a call that was checked before."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.forward import TAPE_HEAD
+from cake_shared.gdn.options import Inputs, Options
+
+Optional = torch.Tensor | None
+
+
+class CheckedCall(Protocol):
+    """What runs calls of one description; their tensors come in the order of the operators, `Inputs` sorted by it."""
+
+    normalises_rows: bool
+
+    def forward(self, tensors: tuple[Optional, ...], save_states: bool) -> tuple[torch.Tensor, Optional, Optional]:
+        """Return `o`, the final states or None, and the tape or None."""
+
+    def backward(
+        self, tensors: tuple[Optional, ...], d_o: Optional, d_final: Optional, tape: Optional, needs: Needs
+    ) -> tuple[Optional, ...]:
+        """Return the gradients of the first eight tensors, None where not needed."""
+
+
+def inputs_of(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens) -> Inputs:
+    """Sort tensors in the operators' order."""
+    return Inputs(k, g, beta, q, v, initial_state, A_log, dt_bias, cu_seqlens)
+
+
+class BackendCall:
+    """A call through a backend with the functions of `cake_shared.gdn.cpu`."""
+
+    def __init__(self, backend: Any, options: Options, output_final_state: bool, value_dim: int) -> None:
+        self.backend, self.options = backend, options
+        self.output_final_state, self.value_dim = output_final_state, value_dim
+        self.normalises_rows = options.qk_l2norm
+
+    def forward(self, tensors, save_states):
+        """See `CheckedCall`."""
+        o, final, tape = self.backend.forward(inputs_of(*tensors), self.options, self.output_final_state, save_states)
+        return o, final if self.output_final_state else None, tape if tape.shape[0] > TAPE_HEAD else None
+
+    def backward(self, tensors, d_o, d_final, tape, needs):
+        """See `CheckedCall`."""
+        return self.backend.backward(inputs_of(*tensors), self.options, d_o, d_final, tape, needs, self.value_dim)
+
+
+class Wanted(NamedTuple):
+    """Which gradients a recorded call wants, and what they read."""
+
+    needs: Needs
+    states: bool
+    queries: bool
+
+
+@functools.lru_cache(maxsize=256)
+def wanted(needs: tuple[bool, ...]) -> Wanted:
+    """Return what these gradients read: `queries` is whether they read q even where it is used as given."""
+    needs = Needs(*needs)
+    return Wanted(needs, needs.states, needs.chain)
+
+
+class Rule(torch.autograd.Function):
+    """One recorded call."""
+
+    @staticmethod
+    def forward(ctx, call, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens):
+        """Run the forward pass and keep what the wanted gradients read."""
+        needs, states, queries = wanted(ctx.needs_input_grad[1:9])
+        tensors = (q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
+        o, final, tape = call.forward(tensors, states)
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.needs = call, needs
+        if not (queries or call.normalises_rows):
+            q = None
+        if not states:
+            v = initial_state = None
+        ctx.save_for_backward(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, tape)
+        return o, final
+
+    @staticmethod
+    def backward(ctx, d_o, d_final):
+        """Run the backward pass; under create_graph its results refuse to be differentiated again."""
+        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, d_o, d_final)
+
+
+def _backward(ctx, d_o, d_final):
+    *tensors, tape = ctx.saved_tensors
+    return None, *ctx.call.backward(tensors, d_o, d_final, tape, ctx.needs), None
+
+
+_backward_once = once_differentiable(_backward)
+
+_KNOWN_CALLS = 1024
+
+
+class KnownCalls:
+    """Calls whose description passed every check before, so that the next one like it need not be checked again.
+
+    A description is all that checks look at: kinds, shapes, dtypes, devices and layouts of the tensors, and the values
+    of everything else.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple, CheckedCall] = {}
+
+    @staticmethod
+    def describe(tensors: tuple[Any, ...], scale: Any, flags: tuple[Any, ...], backend: Any) -> tuple | None:
+        """Return the description of a call, or None where an argument has none, which the checks will then name."""
+        for flag in flags:
+            if flag is not True and flag is not False:
+                return None
+        try:
+            return (
+                *((type(x), x.shape, x.dtype, x.device, x.layout) if x is not None else None for x in tensors),
+                type(scale),
+                scale,
+                flags,
+                backend,
+            )
+        except (AttributeError, RuntimeError):
+            return None
+
+    def get(self, description: tuple | None) -> CheckedCall | None:
+        """Return the call of a description, or None."""
+        try:
+            return self._calls.get(description)
+        except TypeError:  # an argument that cannot be hashed
+            return None
+
+    def add(self, description: tuple | None, call: CheckedCall) -> None:
+        """Remember a call."""
+        if description is None:
+            return
+        if len(self._calls) >= _KNOWN_CALLS:
+            self._calls.clear()
+        self._calls[description] = call

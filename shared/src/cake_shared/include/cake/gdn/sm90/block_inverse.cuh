@@ -1,0 +1,120 @@
+// T = (I + A)^-1 of a strictly lower triangular 64 x 64 matrix, by four warps, as cake/gdn/any/unit_lower_inverse.cuh but for operands
+// in two BF16 words.
+//
+// The 16 x 16 diagonal blocks are inverted by forward substitution in FP32, a lane a column; the blocks below follow row by row,
+// T_ij = -(sum_{j < k <= i} T_ik A_kj) D_j. A factor of these products is the sum of two BF16 numbers (16 bits of significand) and a product
+// has three terms, so their error is far below that of T's own rounding to BF16. The first word of a block of T is the result.
+#pragma once
+
+#include "cake/gdn/any/tile_copy.cuh"
+
+namespace cake::gdn {
+
+inline constexpr int kDiagonalFloats = 16 * 20;  // a diagonal block, column by column: pitch 20 floats keeps float4 aligned
+
+// Blocks below the diagonal hold A, diagonal blocks the inverses of those of I + A.
+struct BlockInverseSmem {
+  alignas(1024) char high[kSquareTileBytes];
+  char low[kSquareTileBytes];
+  alignas(16) float diagonal[4][kDiagonalFloats];  // of A, transposed: [column][row]
+};
+
+// A 16 x 16 block as mma.sync's left operand in two words.
+struct SplitBlock {
+  uint32_t high[4], low[4];
+
+  // From accumulators of two neighbouring fragments.
+  __device__ __forceinline__ void set(const float (&left)[4], const float (&right)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* from = i < 2 ? left : right;
+      const float x = from[2 * (i & 1)], y = from[2 * (i & 1) + 1];
+      high[i] = ptx::pack_bf16(x, y);
+      low[i] = ptx::pack_bf16(__fsub_rn(x, ptx::low_bf16(high[i])), __fsub_rn(y, ptx::high_bf16(high[i])));
+    }
+  }
+
+  __device__ __forceinline__ void store(BlockInverseSmem& smem, const tile::LaneOffsets& lane, int row_block, int column_block) const {
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.high), lane.row_major, 16 * row_block, 2 * column_block),
+                     high[0], high[1], high[2], high[3]);
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.low), lane.row_major, 16 * row_block, 2 * column_block),
+                     low[0], low[1], low[2], low[3]);
+  }
+};
+
+// Inverts the diagonal block of `warp`, which this warp wrote, and puts it where A's products leave room.
+__device__ __forceinline__ void invert_diagonal(BlockInverseSmem& smem, int warp, int lane) {
+  const int column = lane & 15;
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.f : 0.f;
+#pragma unroll
+  for (int j = 0; j < 15; ++j) {  // x[j] is final: take it out of the rows below
+    const float* below = &smem.diagonal[warp][20 * j];
+#pragma unroll
+    for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
+      const float4 a = *reinterpret_cast<const float4*>(below + i);
+      if (i > j) x[i] = fmaf(-a.x, x[j], x[i]);
+      if (i + 1 > j) x[i + 1] = fmaf(-a.y, x[j], x[i + 1]);
+      if (i + 2 > j) x[i + 2] = fmaf(-a.z, x[j], x[i + 2]);
+      x[i + 3] = fmaf(-a.w, x[j], x[i + 3]);
+    }
+  }
+  // Two lanes a column hold the same: each stores half of the rows, both words.
+  const int first = lane & 16 ? 8 : 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float value = first ? x[i + 8] : x[i];
+    const __nv_bfloat16 high = __float2bfloat16_rn(value);
+    const uint32_t at = tile::unit_offset<kChunk>(16 * warp + first + i, 2 * warp + (column >> 3)) + 2 * (column & 7);
+    *reinterpret_cast<__nv_bfloat16*>(smem.high + at) = high;
+    *reinterpret_cast<__nv_bfloat16*>(smem.low + at) = __float2bfloat16_rn(__fsub_rn(value, __bfloat162float(high)));
+  }
+}
+
+// acc (16 x 16) += a b, b a block stored [k][n]. Small terms first.
+__device__ __forceinline__ void add_split_product(float (&acc)[2][4], const SplitBlock& a, const BlockInverseSmem& smem,
+                                                  const tile::LaneOffsets& lane, int row_block, int column_block) {
+  uint32_t high[4], low[4];
+  tile::load_b_trans<kChunk>(high, ptx::shared_address(smem.high), lane, 16 * row_block, 2 * column_block);
+  tile::load_b_trans<kChunk>(low, ptx::shared_address(smem.low), lane, 16 * row_block, 2 * column_block);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    ptx::mma_bf16(acc[n], a.low, high[2 * n], high[2 * n + 1]);
+    ptx::mma_bf16(acc[n], a.high, low[2 * n], low[2 * n + 1]);
+    ptx::mma_bf16(acc[n], a.high, high[2 * n], high[2 * n + 1]);
+  }
+}
+
+// Makes block row kRow of T and writes it as BF16 into a swizzled tile, zeros above the diagonal.
+template <int kRow>
+__device__ __forceinline__ void make_inverse_row(const BlockInverseSmem& smem, char* tile_to, const tile::LaneOffsets& lane) {
+  const uint32_t to = ptx::shared_address(tile_to);
+  SplitBlock t[kRow + 1];
+  tile::load_a<kChunk>(t[kRow].high, ptx::shared_address(smem.high), lane, 16 * kRow, 2 * kRow);
+  tile::load_a<kChunk>(t[kRow].low, ptx::shared_address(smem.low), lane, 16 * kRow, 2 * kRow);
+#pragma unroll
+  for (int j = kRow - 1; j >= 0; --j) {
+    float sum[2][4] = {}, block[2][4] = {};
+#pragma unroll
+    for (int k = kRow; k > j; --k) add_split_product(sum, t[k], smem, lane, k, j);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum[i >> 2][i & 3] = -sum[i >> 2][i & 3];
+    SplitBlock left;
+    left.set(sum[0], sum[1]);
+    add_split_product(block, left, smem, lane, j, j);
+    t[j].set(block[0], block[1]);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t at = tile::fragment_address<kChunk>(to, lane.row_major, 16 * kRow, 2 * j);
+    if (j <= kRow) {
+      const uint32_t(&h)[4] = t[j <= kRow ? j : 0].high;
+      ptx::stmatrix_x4(at, h[0], h[1], h[2], h[3]);
+    } else {
+      ptx::stmatrix_x4(at, 0, 0, 0, 0);
+    }
+  }
+}
+
+}  // namespace cake::gdn

@@ -1,0 +1,176 @@
+// T, P and the scalars of one chunk and value head by one warpgroup, from K K^T and Q K^T in its accumulators.
+//
+//   A_ij = beta_i Gamma_ij (k_i . k_j) for i > j,   P_ij = scale Gamma_ij (q_i . k_j),   Gamma_ij = 2^(b_i - b_j) for i >= j
+//
+// A warp owns 16 rows; K and Q rows past the end of the sequence are zero, and so are those of A and P.
+#pragma once
+
+#include "cake/gdn/sm90/block_inverse.cuh"
+#include "cake/ptx/bulk_copy.cuh"
+#include "cake/ptx/wgmma.cuh"
+
+namespace cake::gdn {
+
+using ChunkScalars = float[kScalarRows][kChunk];
+
+// What a thread reads of one value head and chunk; fetched one ahead.
+struct HeadGates {
+  float sum, end, beta;
+};
+
+__device__ __forceinline__ HeadGates load_head_gates(const float* sums, const BetaOption& beta, TokenPlace at, int tokens, int64_t record,
+                                                     int head, int thread) {
+  HeadGates gates{};
+  if (thread < kChunk) {
+    gates.sum = sums[record * kChunk + thread];
+    gates.end = sums[record * kChunk + kChunk - 1];
+    if (thread < tokens) gates.beta = load_scalar(beta.beta, {at.row, at.token + thread}, head);
+  }
+  return gates;
+}
+
+__device__ __forceinline__ void store_scalars(ChunkScalars& to, const HeadGates& gates, float beta_top, int tokens, int thread) {
+  if (thread < kChunk) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    const float b = __fmul_rn(gates.sum, kLog2E), b_end = __fmul_rn(gates.end, kLog2E);
+    float beta = gates.beta;
+    if (thread < tokens && beta_top != 0.f) beta = __fdiv_rn(beta_top, __fadd_rn(1.f, expf(-beta)));
+    to[kGamma][thread] = ptx::exp2_approx(b);
+    to[kEnd][thread] = ptx::exp2_approx(__fsub_rn(b_end, b));
+    to[kBeta][thread] = beta;
+    to[kLog2Decay][thread] = b;
+  }
+}
+
+// acc = rows (64 x 128) keys^T, both K-major tiles. Commits, does not wait.
+__device__ __forceinline__ void multiply_rows_keys(float (&acc)[32], uint64_t rows, uint64_t keys) {
+  ptx::wgmma_keep(acc);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    const uint64_t step = ptx::wgmma_advance((s >> 2) * kSquareTileBytes + (s & 3) * 32);
+    ptx::wgmma_bf16<ptx::Major::kK, ptx::Major::kK>(acc, rows + step, keys + step, s > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+// The lane's view of its warp's rows: those of fragment elements 0, 1 and of 2, 3.
+struct RowPair {
+  int warp, g, c;
+  float b[2], beta[2];
+
+  __device__ __forceinline__ RowPair(const ChunkScalars& scalars, int warp, int lane) : warp(warp), g(lane >> 2), c(lane & 3) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      b[half] = scalars[kLog2Decay][16 * warp + g + 8 * half];
+      beta[half] = scalars[kBeta][16 * warp + g + 8 * half];
+    }
+  }
+
+  // Gamma in the fragments of one 16 x 16 block; above the diagonal it may be infinite.
+  __device__ __forceinline__ void decays(float (&decay)[2][4], const ChunkScalars& scalars, int block) const {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      const float2 column = *reinterpret_cast<const float2*>(&scalars[kLog2Decay][16 * block + 8 * n + 2 * c]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) decay[n][i] = ptx::exp2_approx(__fsub_rn(b[i >> 1], i & 1 ? column.y : column.x));
+    }
+  }
+
+  // How far an element of a diagonal block lies below the diagonal.
+  __device__ __forceinline__ int below(int n, int i) const { return g + 8 * (i >> 1) - (8 * n + 2 * c + (i & 1)); }
+};
+
+// A of one block from its K K^T: two words for the products, or the diagonal block for the substitution.
+template <bool kDiagonal>
+__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const RowPair& rows, const float (&decay)[2][4], const float* kk,
+                                                   int block, const tile::LaneOffsets& offsets) {
+  float a[2][4];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      a[n][i] = __fmul_rn(__fmul_rn(rows.beta[i >> 1], decay[n][i]), kk[4 * n + i]);
+      if (kDiagonal) {  // select, never multiply by zero
+        smem.diagonal[rows.warp][20 * (8 * n + 2 * rows.c + (i & 1)) + rows.g + 8 * (i >> 1)] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
+      }
+    }
+  }
+  if (!kDiagonal) {
+    SplitBlock split;
+    split.set(a[0], a[1]);
+    split.store(smem, offsets, rows.warp, block);
+  }
+}
+
+// P of one block from its Q K^T.
+template <bool kDiagonal>
+__device__ __forceinline__ void store_attention(char* tile_to, const RowPair& rows, const float (&decay)[2][4], const float* qk, float scale,
+                                                int block, const tile::LaneOffsets& offsets) {
+  uint32_t packed[2][2];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    float p[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      p[i] = __fmul_rn(__fmul_rn(scale, decay[n][i]), qk[4 * n + i]);
+      if (kDiagonal) p[i] = rows.below(n, i) >= 0 ? p[i] : 0.f;
+    }
+    packed[n][0] = ptx::pack_bf16(p[0], p[1]);
+    packed[n][1] = ptx::pack_bf16(p[2], p[3]);
+  }
+  ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * rows.warp, 2 * block), packed[0][0],
+                   packed[0][1], packed[1][0], packed[1][1]);
+}
+
+__device__ __forceinline__ void store_zero_block(char* tile_to, int row_block, int column_block, const tile::LaneOffsets& offsets) {
+  ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * row_block, 2 * column_block), 0, 0,
+                   0, 0);
+}
+
+// A of a warp's rows.
+__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, const ChunkScalars& scalars, const float (&kk)[32], int warp,
+                                                       const tile::LaneOffsets& offsets, int lane) {
+  const RowPair rows(scalars, warp, lane);
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    float decay[2][4];
+    if (block > warp) break;
+    rows.decays(decay, scalars, block);
+    if (block < warp) {
+      store_coefficients<false>(smem, rows, decay, kk + 8 * block, block, offsets);
+    } else {
+      store_coefficients<true>(smem, rows, decay, kk + 8 * block, block, offsets);
+    }
+  }
+}
+
+// P of a warp's rows.
+__device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkScalars& scalars, const float (&qk)[32], float scale, int warp,
+                                                     const tile::LaneOffsets& offsets, int lane) {
+  const RowPair rows(scalars, warp, lane);
+#pragma unroll
+  for (int block = 0; block < 4; ++block) {
+    float decay[2][4];
+    if (block <= warp) rows.decays(decay, scalars, block);
+    if (block < warp) {
+      store_attention<false>(tile_to, rows, decay, qk + 8 * block, scale, block, offsets);
+    } else if (block == warp) {
+      store_attention<true>(tile_to, rows, decay, qk + 8 * block, scale, block, offsets);
+    } else {
+      store_zero_block(tile_to, warp, block, offsets);
+    }
+  }
+}
+
+__device__ __forceinline__ void store_inverse_rows(const BlockInverseSmem& smem, char* tile_to, int row_block,
+                                                   const tile::LaneOffsets& offsets) {
+  switch (row_block) {
+    case 0: make_inverse_row<0>(smem, tile_to, offsets); break;
+    case 1: make_inverse_row<1>(smem, tile_to, offsets); break;
+    case 2: make_inverse_row<2>(smem, tile_to, offsets); break;
+    default: make_inverse_row<3>(smem, tile_to, offsets); break;
+  }
+}
+
+}  // namespace cake::gdn

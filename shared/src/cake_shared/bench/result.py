@@ -25,12 +25,13 @@ class StaleReadmeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of short texts under a title; `note` says how the figures were taken."""
+    """Rows of short texts under a title; `note` says how the figures were taken. Not every table is for the README."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     note: str = ""
+    readme: bool = True
 
     def __post_init__(self):
         for row in self.rows:
@@ -95,7 +96,8 @@ class Result:
         """All of it for the README, the markers of that device included."""
         begin, end = markers(device)
         facts = ", ".join(f"{key} {value}" for key, value in self.environment.items())
-        parts = [begin, *(table.markdown() for table in self.tables), f"Taken on: {facts}.", end]
+        shown = [table.markdown() for table in self.tables if table.readme]
+        parts = [begin, *shown, f"Taken on: {facts}.", end]
         return "\n\n".join(parts)
 
 

@@ -1,0 +1,208 @@
+"""The GPU bench of a package of the gated delta rule: `bench_gpu.py` of each package says what its arms are."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cake_shared.bench.environment import commit, version_of
+from cake_shared.bench.gdn_gpu import BETAS, LAUNCHES, OPERATIONS, release, title
+from cake_shared.bench.gdn_peers import PEERS, GdnArm, installed_peers
+from cake_shared.bench.gdn_report import (
+    check_table,
+    digest,
+    memory_table,
+    plotted,
+    summary_table,
+    time_table,
+)
+from cake_shared.bench.gdn_session import Case, Session
+from cake_shared.bench.gpu import gpu_facts
+from cake_shared.bench.result import Result, Table, write_whole
+from cake_shared.target import target_of
+from cake_shared.workloads import GDN
+
+# Of a process: imports, checks, memory and the first calls of every case, which no budget shortens.
+_FIXED_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class GdnBench:
+    """What a package measures on a GPU. `script` is the file whose `main` runs it: the second process starts it again.
+
+    Attributes
+    ----------
+    package : str
+        Import name.
+    script : pathlib.Path
+        packages/<package>/benchmarks/bench_gpu.py.
+    arms : callable
+        Returns our arm, first, and others of this repository.
+    findings : sequence of callable
+        Each returns a table and the figures behind it.
+    peers : tuple of str
+        Those of `gdn_peers` to look for.
+    """
+
+    package: str
+    script: Path
+    arms: Callable[[], list[GdnArm]]
+    findings: Sequence[Callable[[], tuple[Table, object]]] = ()
+    peers: tuple[str, ...] = tuple(PEERS)
+
+    @property
+    def root(self) -> Path:
+        """The checkout that the script belongs to."""
+        return self.script.resolve().parents[3]
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """The command line of a bench script; returns the exit status."""
+        options = self._parse(arguments)
+        if options.child:
+            return self._child(options)
+        if not torch.cuda.is_available():
+            print("error: this bench needs a CUDA device", file=sys.stderr)
+            return 2
+        result = self.measure(options)
+        print(result.text(), flush=True)
+        name = gpu_name()
+        path = options.out or self.script.resolve().parent / "results" / f"{name}.json"
+        if options.write or options.out:
+            result.save(path)
+            print(f"written: {path}")
+        return 0
+
+    def _parse(self, arguments):
+        parser = argparse.ArgumentParser(description=f"Measures {self.package} beside its peers on a GPU.")
+        parser.add_argument("--write", action="store_true", help="write the result file of this package and GPU")
+        parser.add_argument("--out", type=Path, help="write the result to this file instead")
+        parser.add_argument("--budget", type=float, default=300.0, help="seconds that all of it may take (300)")
+        parser.add_argument("--workloads", default="", help="only those with one of these texts, separated by ;")
+        parser.add_argument("--operations", default=",".join(OPERATIONS), help="of fwd,fwd+bwd,ckpt")
+        parser.add_argument("--betas", default=",".join(BETAS), help="of FP32,BF16")
+        parser.add_argument("--launches", default=",".join(LAUNCHES), help="of graph,eager,same")
+        parser.add_argument("--arms", default="", help="only ours and those named here, separated by commas")
+        parser.add_argument("--commit", default="", help="commit of this tree where git cannot say it")
+        parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+        return parser.parse_args(arguments)
+
+    def cases(self, options) -> list[Case]:
+        """The cases that the options leave; raises `ValueError` when they leave none or name something unknown."""
+        chosen = {}
+        for name, known in (("operations", OPERATIONS), ("betas", tuple(BETAS)), ("launches", LAUNCHES)):
+            chosen[name] = [text for text in getattr(options, name).split(",") if text]
+            unknown = [text for text in chosen[name] if text not in known]
+            if unknown:
+                raise ValueError(f"--{name}: got {unknown[0]!r}, takes some of {','.join(known)}")
+        wanted = [text.strip() for text in options.workloads.split(";") if text.strip()]
+        workloads = [w for w in GDN if not wanted or any(text in title(w) for text in wanted)]
+        found = [
+            Case(w, beta, operation, launch)
+            for w in workloads
+            for beta in chosen["betas"]
+            for operation in chosen["operations"]
+            for launch in chosen["launches"]
+            # Only FP32: what the identity of a tensor is worth does not depend on beta.
+            if launch != "same" or beta == "FP32"
+        ]
+        if not found:
+            raise ValueError(f"--workloads: got {options.workloads!r}, fits none of {'; '.join(title(w) for w in GDN)}")
+        return found
+
+    def _all_arms(self, options) -> tuple[list[GdnArm], list[str]]:
+        wanted = [name for name in options.arms.split(",") if name]
+        peers, missing = installed_peers(tuple(name for name in self.peers if not wanted or name in wanted))
+        ours, *others = self.arms()
+        return [ours, *(arm for arm in (*others, *peers) if not wanted or arm.name in wanted)], missing
+
+    def measure(self, options) -> Result:
+        """Checks, memory and times here, times in the opposite order in a fresh process, then the findings."""
+        begin = time.monotonic()
+        environment = describe_gpu(self.root, options.commit)
+        before = gpu_facts()
+        arms, missing = self._all_arms(options)
+        for arm in arms:
+            environment[arm.name] = arm.version
+        cases = self.cases(options)
+        timing = max(options.budget - 2 * _FIXED_SECONDS, 10.0) / 2
+        session = Session(arms)
+        first = session.run(cases, timing)
+        release()
+        print(f"first order: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        left = options.budget - (time.monotonic() - begin) - _FIXED_SECONDS / 2
+        second = self._ask(options, session.admitted, max(left, 10.0))
+        print(f"both orders: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        after = gpu_facts()
+        environment.update({key: before[key] for key in ("driver",)})
+        for key in ("sm_clock", "memory_clock", "temperature", "power", "throttle_reasons"):
+            environment[f"{key} before, after"] = f"{before[key]}, {after[key]}"
+        found = digest([first, second["found"]], arms[0].name)
+        tables = self._tables(found, session, cases, arms[0].name)
+        data = {"cases": found, "checks": session.checks, "memory_bytes": session.memory_bytes, "times": plotted(found)}
+        for finding in self.findings:
+            table, figures = finding()
+            tables.append(table)
+            data[table.title] = figures
+        data["failures"] = [*missing, *session.failures, *second["failures"]]
+        environment["seconds"] = round(time.monotonic() - begin)
+        return Result(self.package, environment, tables, data)
+
+    def _tables(self, found: dict, session: Session, cases: list[Case], ours: str) -> list[Table]:
+        workloads = list(dict.fromkeys(case.workload for case in cases))
+        betas = list(dict.fromkeys(case.beta for case in cases))
+        tables = [summary_table(found, ours)]
+        for beta in betas:
+            for launch in LAUNCHES:
+                in_readme = beta == "FP32" and launch != "same"
+                table = time_table(found, workloads, beta, launch, ours, in_readme)
+                tables += [table] if table else []
+        tables += [memory_table(session.memory_bytes, beta, beta == "FP32") for beta in betas]
+        return [*tables, check_table(session.checks)]
+
+    def _ask(self, options, admitted: dict, seconds: float) -> dict:
+        """The samples of a fresh process that runs the arms in the opposite order."""
+        with tempfile.TemporaryDirectory() as folder:
+            request = Path(folder) / "request.json"
+            request.write_text(json.dumps({"admitted": admitted, "seconds": seconds}))
+            words = [sys.executable, str(self.script), "--child", str(request)]
+            for name in ("workloads", "operations", "betas", "launches", "arms"):
+                words += [f"--{name}", getattr(options, name)]
+            finished = subprocess.run(words, stdout=sys.stderr)
+            if finished.returncode:
+                raise RuntimeError(f"{self.package}: the process of the opposite order failed ({finished.returncode})")
+            return json.loads(request.read_text())
+
+    def _child(self, options) -> int:
+        begin = time.monotonic()
+        request = json.loads(options.child.read_text())
+        arms, _ = self._all_arms(options)
+        session = Session(arms, reverse=True, admitted=request["admitted"])
+        found = session.run(self.cases(options), request["seconds"] - (time.monotonic() - begin))
+        write_whole(options.child, json.dumps({"found": found, "failures": session.failures}))
+        return 0
+
+
+def gpu_name() -> str:
+    """The GPU's name as a file takes it: h200."""
+    return torch.cuda.get_device_name().lower().replace("nvidia", "").strip().replace(" ", "-")
+
+
+def describe_gpu(root: Path, commit_given: str = "") -> dict[str, str]:
+    """What a figure was taken on, before the clocks."""
+    facts = {
+        "gpu": torch.cuda.get_device_name(),
+        "architecture": target_of().name,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": version_of("triton"),
+        "tilelang": version_of("tilelang"),
+        "commit": commit_given or commit(root),
+    }
+    return {key: str(value) for key, value in facts.items()}

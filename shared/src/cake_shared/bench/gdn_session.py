@@ -1,0 +1,131 @@
+"""One process's share of a GPU bench of the gated delta rule: checks, memory and samples of every case, in a budget."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from cake_shared.bench.gdn_check import check_arms
+from cake_shared.bench.gdn_gpu import BETAS, Call, make_tensors, peak_bytes, release, sample_eager, title
+from cake_shared.bench.gdn_peers import GdnArm
+from cake_shared.bench.gpu import Flush, captured, sample
+from cake_shared.workloads import GdnWorkload
+
+# Ours again under torch's deterministic switch: an arm of forward+backward.
+DETERMINISTIC = "deterministic switch"
+LEAST_GROUPS, MOST_GROUPS = 5, 25
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, the dtype of beta, an operation and a way to launch, as in `gdn_gpu`."""
+
+    workload: GdnWorkload
+    beta: str
+    operation: str
+    launch: str
+
+    @property
+    def key(self) -> str:
+        """`workload, H/HV | beta | operation | launch`."""
+        return " | ".join([title(self.workload), self.beta, self.operation, self.launch])
+
+
+@dataclass
+class Session:
+    """What one process found.
+
+    Attributes
+    ----------
+    arms : sequence of GdnArm
+        Ours first.
+    reverse : bool
+        Whether arms run in the opposite order in every group.
+    admitted : dict
+        Names of the arms to time, by `workload, H/HV | beta`: found by the checks where it is empty at first.
+    checks, memory_bytes : dict
+        Errors, and peak bytes of forward+backward, by the same key and arm; filled where the checks are made.
+    failures : list of str
+        A sentence for every arm that could not run a case.
+    """
+
+    arms: Sequence[GdnArm]
+    reverse: bool = False
+    admitted: dict[str, list[str]] = field(default_factory=dict)
+    checks: dict[str, dict] = field(default_factory=dict)
+    memory_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def run(self, cases: Sequence[Case], seconds: float) -> dict[str, dict]:
+        """Samples by case key: `{"events": {arm: ms}, "walls": {arm: ms}}`, no walls for graphs.
+
+        Small workloads come first. Each case gets an even share of what is left of the budget, within 5 to 25 groups.
+        """
+        flush = Flush()
+        checking = not self.admitted
+        stop = time.monotonic() + seconds
+        found: dict[str, dict] = {}
+        ordered = sorted(cases, key=lambda case: (case.workload.tokens * case.workload.hv, case.key))
+        tensors, held = None, ""
+        for place, case in enumerate(ordered):
+            group = f"{title(case.workload)} | {case.beta}"
+            if held != group:
+                tensors = None
+                release()
+                tensors, held = make_tensors(case.workload, BETAS[case.beta]), group
+                if checking:
+                    self._check(case.workload, group, tensors)
+            share = max(stop - time.monotonic(), 0.0) / (len(ordered) - place)
+            found[case.key] = self._time(case, tensors, self.admitted[group], share, flush)
+        return found
+
+    def _check(self, workload: GdnWorkload, group: str, tensors):
+        self.checks[group], self.admitted[group] = check_arms(self.arms, workload, tensors)
+        release()
+        self.memory_bytes[group] = {}
+        for arm in self.arms:
+            if arm.name in self.admitted[group]:
+                self.memory_bytes[group][arm.name] = peak_bytes(arm, tensors)
+            else:
+                self._note(f"{group}: {arm.name} is not timed: {self.checks[group][arm.name]}")
+
+    def _time(self, case: Case, tensors, names: list[str], share: float, flush: Flush) -> dict:
+        started = time.monotonic()
+        calls = {arm.name: Call(arm, case.operation, tensors) for arm in self.arms if arm.name in names}
+        ours = self.arms[0]
+        if case.operation == "fwd+bwd" and case.launch != "same":
+            calls[DETERMINISTIC] = Call(ours, case.operation, tensors, deterministic=True)
+        ready, group_seconds = {}, 0.0
+        for name, call in calls.items():
+            try:
+                ready[name], taken = self._prepare(call, case.launch)
+            except Exception as problem:
+                if name == ours.name:
+                    raise
+                self._note(f"{case.key}: {name} failed: {problem!r}")
+                continue
+            group_seconds += taken * (2 if name == ours.name else 1)
+        left = share - (time.monotonic() - started)
+        groups = int(max(LEAST_GROUPS, min(MOST_GROUPS, left / (group_seconds + 3e-4 * len(ready)))))
+        if case.launch == "graph":
+            return {"events": sample(ready, groups=groups, reverse=self.reverse, warm=1, flush=flush)}
+        events, walls = sample_eager(ready, groups, self.reverse, flush, case.launch == "eager")
+        return {"events": events, "walls": walls}
+
+    @staticmethod
+    def _prepare(call: Call, launch: str):
+        """Warms a call up; returns what to sample and the seconds that one takes."""
+        with call.surroundings():
+            call()
+            prepared = captured(call, warm=1) if launch == "graph" else call
+            torch.cuda.synchronize()
+            begin = time.monotonic()
+            prepared()
+            torch.cuda.synchronize()
+        return prepared, time.monotonic() - begin
+
+    def _note(self, sentence: str):
+        self.failures.append(" ".join(sentence.split())[:400])
+        print(self.failures[-1], file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ longer than the host needs to enqueue a call, so a graph's sample holds no host 
 takes beyond the flush.
 """
 
+import math
 import statistics
 import subprocess
 import time
@@ -155,3 +156,10 @@ def geometric_mean(values) -> float:
     """Of positive numbers; 1 of none."""
     values = list(values)
     return statistics.geometric_mean(values) if values else 1.0
+
+
+def sign_test(wins) -> float:
+    """One-sided p of at least so many wins in pairs that are won as often as lost."""
+    wins = [bool(win) for win in wins]
+    count, won = len(wins), sum(wins)
+    return sum(math.comb(count, i) for i in range(won, count + 1)) / 2**count

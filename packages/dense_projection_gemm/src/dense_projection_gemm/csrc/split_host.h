@@ -40,7 +40,7 @@ inline SplitLaunches make_split(const TensorView& a, const TensorView& b, const 
   const gemm::TileShape tile = gemm::tile_shape(choices.kind);
   const gemm::Choices shared{choices.kind,     choices.a_k_major,  choices.b_k_major, choices.accumulate, 1, 0,
                              choices.group_rows, choices.multiprocessors};
-  const gemm::GemmCall call = gemm::check_gemm(a, b, out, {}, shared);
+  gemm::GemmCall call = gemm::check_gemm(a, b, out, shared);
   if (call.output.direct) TVM_FFI_THROW(ValueError) << "out: expected rows of whole 16 bytes, got N = " << call.n;
   if (call.k == 0) TVM_FFI_THROW(ValueError) << "a: expected a contraction of at least one element, got none";
   SplitLaunches made{};
@@ -54,8 +54,9 @@ inline SplitLaunches make_split(const TensorView& a, const TensorView& b, const 
   p.is_fp32 = call.output.is_fp32;
   p.adds_whole = choices.accumulate;
   p.sums_in_out = call.output.is_fp32;
-  p.tiling.tiles = gemm::make_tiling(call, shared, tile.m * (tile.pair_along_m ? gemm::kCtasPerCluster : 1),
-                                     tile.n * (tile.pair_along_m ? 1 : gemm::kCtasPerCluster));
+  gemm::make_tiling(call, {}, shared, tile.m * (tile.pair_along_m ? gemm::kCtasPerCluster : 1),
+                    tile.n * (tile.pair_along_m ? 1 : gemm::kCtasPerCluster));
+  p.tiling.tiles = call.tiling;
   p.tiling.tiles.piece_blocks = p.tiling.tiles.blocks;
   p.tiling.clusters = choices.clusters;
   p.tiling.whole_units = choices.whole_units;

@@ -1,0 +1,299 @@
+"""Decides on this GPU which problems run a split program, and writes the package's measured.json.
+
+Run in the package's folder of a checkout: python benchmarks/choose.py [--write]. A split program (the challenger) takes
+a problem from the deterministic one only with proof, in one process and in a fresh one with the opposite order of arms:
+
+- it wins by graph replay and eagerly: one-sided paired sign test below 0.05, median ratio below 0.99;
+- beside a kernel that holds 8, 16 or 32 SMs, started before or after it, it is at most 3 % slower;
+- the whole backward and the checkpointed step, where it is part of them, are at most 1.3 % slower.
+
+Whatever is not proven, or was not measured, runs the deterministic program.
+"""
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import dense_projection_det_gemm as det
+import dense_projection_gemm as free
+from cake_shared.bench.environment import commit
+from cake_shared.bench.gemm import STEPS, Row, cell, function, in_turn, ours_arms, prepared
+from cake_shared.bench.gpu import Flush, captured, gpu_facts, sample, sign_test
+from cake_shared.target import target_of
+from cake_shared.workloads import HEAD_PROJECTIONS, PROJECTIONS
+from dense_projection_gemm import cuda_plan
+
+PACKAGE = "dense_projection_gemm"
+OPERATIONS = ("wgrad FP32", "wgrad BF16")
+WHOLES = ("bwd", "2fwd+bwd")
+HELD = (8, 16, 32)
+GROUPS, SCREENING = 20, 6
+WINS, BESIDE, WHOLE = 0.99, 1.03, 1.013
+FREE = {"deterministic": False}
+
+HOLD = r"""
+extern "C" __global__ void hold(long long ns) {
+  __shared__ char room[16384];  // so that no program of a whole multiprocessor's shared memory fits beside it
+  volatile char* touched = room;
+  touched[threadIdx.x] = 0;
+  long long begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - begin < ns);
+}
+"""
+
+
+class Holder:
+    """Holds some SMs for a while, on a stream of its own, from the moment that the current stream is at now."""
+
+    def __init__(self):
+        self._kernel = torch.cuda._compile_kernel(HOLD, "hold")
+        self._stream = torch.cuda.Stream()
+
+    def ready(self):
+        """Mark the moment."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+
+    def start(self, multiprocessors, nanoseconds):
+        """Enqueue the hold."""
+        with torch.cuda.stream(self._stream):
+            self._kernel(grid=(multiprocessors, 1, 1), block=(64, 1, 1), args=(nanoseconds,))
+
+    def join(self):
+        """Make the current stream wait for its end."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+
+def problem_of(row):
+    """The problem that the row's one step hands to the backend."""
+    return prepared(det, row, row.operation, {}).plan.problem
+
+
+def candidates(problem, multiprocessors):
+    """Choices of the split plan worth a look: (stage, whole units)."""
+    m = problem.n if problem.out_major == "m" else problem.m
+    stages = ["split_flat", "split_wide"] if m <= 64 else ["split_wide"]
+    for stage in stages:
+        plan = cuda_plan.plan_split(problem, multiprocessors, stage)
+        yield stage, plan.whole_units
+        if plan.whole_units >= plan.clusters:
+            yield stage, plan.whole_units - plan.clusters
+
+
+class Table:
+    """Makes `deterministic=False` run one choice for one problem, whatever measured.json says."""
+
+    def __init__(self, architecture, multiprocessors):
+        self._device = (architecture, multiprocessors)
+        self._rows = {}
+        cuda_plan.measured_rows = lambda: self._rows
+
+    def set(self, problem, choice):
+        key = tuple(getattr(problem, name) for name in cuda_plan.KEY)
+        self._rows = {(*self._device, *key): {"stage": choice[0], "whole_units": choice[1]}}
+        cuda_plan.plan_measured.cache_clear()
+
+
+def arms(row, mode):
+    """Challenger and incumbent on one row."""
+    steps = STEPS[row.operation]
+    made = {}
+    for name, module, keywords in (("split", free, FREE), ("deterministic", det, {})):
+        if mode == "graph":
+            made[name] = captured(in_turn([prepared(module, row, step, keywords).launch for step in steps]))
+        else:
+            made[name] = in_turn([function(module, row, step, keywords) for step in steps])
+    return made
+
+
+def ratio_of(samples):
+    """Median of the paired ratios, the challenger's time over the incumbent's, and the sign test's p."""
+    pairs = list(zip(samples["split"], samples["deterministic"]))
+    return statistics.median(a / b for a, b in pairs), sign_test([a < b for a, b in pairs])
+
+
+def beside(row, holder, held, holder_first, reverse, flush, microseconds):
+    """Median paired ratio beside a kernel that holds SMs, enqueued before or after the call."""
+    calls = arms(row, "graph")
+    names = list(calls)[::-1] if reverse else list(calls)
+    nanoseconds = int(3000 * microseconds + 30000)
+    taken = {name: [] for name in names}
+    for _ in range(SCREENING):
+        for name in names:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush()
+            holder.ready()
+            if holder_first:
+                holder.start(held, nanoseconds)
+            begin.record()
+            calls[name]()
+            end.record()
+            if not holder_first:
+                holder.start(held, nanoseconds)
+            holder.join()
+            torch.cuda.synchronize()
+            taken[name].append(begin.elapsed_time(end))
+    return statistics.median(a / b for a, b in zip(taken["split"], taken["deterministic"]))
+
+
+def screen(row, table, flush, multiprocessors):
+    """The fastest choice of a row and its ratio; RuntimeError where one is wrong."""
+    problem, best = problem_of(row), None
+    for choice in candidates(problem, multiprocessors):
+        table.set(problem, choice)
+        error, limit = cell(row, [ours_arms(free, "split", FREE)]).check()["split"]
+        if not error <= limit:
+            raise RuntimeError(f"{row.name}: {choice} has error {error:.2g}, the limit is {limit:.2g}")
+        ratio, _ = ratio_of(sample(arms(row, "graph"), groups=SCREENING, flush=flush))
+        if best is None or ratio < best[1]:
+            best = choice, ratio
+    return best
+
+
+def prove(row, reverse, flush, holder):
+    """Every figure that the rule asks for, in one order of arms."""
+    figures = {}
+    for mode in ("graph", "eager"):
+        taken = sample(arms(row, mode), groups=GROUPS, reverse=reverse, flush=flush)
+        figures[mode], figures[f"{mode} p"] = ratio_of(taken)
+        if mode == "graph":
+            microseconds = 1e3 * statistics.median(taken["deterministic"])
+    for held in HELD:
+        for first in (True, False):
+            name = f"beside {held} SMs, held {'before' if first else 'after'}"
+            figures[name] = beside(row, holder, held, first, reverse, flush, microseconds)
+    if row.operation == "wgrad FP32" and row.kind == "projection":
+        for whole in WHOLES:
+            for mode in ("graph", "eager"):
+                taken = sample(arms(Row(row.workload, whole), mode), groups=GROUPS // 2, reverse=reverse, flush=flush)
+                figures[f"{whole}, {mode}"], _ = ratio_of(taken)
+    return figures
+
+
+def objections(figures):
+    """Why these figures prove nothing; empty where they prove that the challenger is faster."""
+    found = []
+    for mode in ("graph", "eager"):
+        if not (figures[mode] < WINS and figures[f"{mode} p"] < 0.05):
+            found.append(f"{mode}: {figures[mode]:.3f}, p {figures[f'{mode} p']:.3f}")
+    for name, ratio in figures.items():
+        if name.startswith("beside") and not ratio <= BESIDE:
+            found.append(f"{name}: {ratio:.3f}")
+        if name.startswith(WHOLES) and not ratio <= WHOLE:
+            found.append(f"{name}: {ratio:.3f}")
+    return found
+
+
+def measure(order, chosen):
+    """In the first order every row is screened, and the promising ones proven; in the second those in `chosen`."""
+    multiprocessors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    table, flush, holder = Table(target_of().name, multiprocessors), Flush(), Holder()
+    answer = {}
+    workloads = [(w, o) for w in PROJECTIONS for o in OPERATIONS] + [(w, "wgrad FP32") for w in HEAD_PROJECTIONS]
+    for workload, operation in workloads:
+        row = Row(workload, operation)
+        if order == "reverse":
+            if row.name not in chosen:
+                continue
+            choice, screened = chosen[row.name]["choice"], chosen[row.name]["screened"]
+        else:
+            choice, screened = screen(row, table, flush, multiprocessors)
+        entry = {"choice": choice, "screened": screened}
+        if screened < 1.0:
+            problem = problem_of(row)
+            table.set(problem, choice)
+            entry["problem"] = {name: getattr(problem, name) for name in cuda_plan.KEY}
+            entry["figures"] = prove(row, order == "reverse", flush, holder)
+        answer[row.name] = entry
+    return {"rows": answer, "facts": gpu_facts()}
+
+
+def ask(order, chosen):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "answer.json"
+        path.write_text(json.dumps(chosen))
+        done = subprocess.run([sys.executable, __file__, "--child", order, "--request", str(path)])
+        if done.returncode:
+            raise RuntimeError("the process that times failed")
+        return json.loads(path.read_text())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="write measured.json and the result file")
+    parser.add_argument("--out", type=Path, help="folder of the result file, instead of benchmarks/results")
+    parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
+    parser.add_argument("--request", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        chosen = json.loads(options.request.read_text())
+        options.request.write_text(json.dumps(measure(options.child, chosen)))
+        return
+    first = ask("forward", {})
+    chosen = {name: e for name, e in first["rows"].items() if "figures" in e and not objections(e["figures"])}
+    second = ask("reverse", chosen)
+    rows, verdicts = [], {}
+    for name, entry in first["rows"].items():
+        reasons = objections(entry["figures"]) if "figures" in entry else [f"screened at {entry['screened']:.3f}"]
+        if not reasons:
+            again = second["rows"][name]["figures"]
+            reasons = [f"opposite order, {reason}" for reason in objections(again)]
+        verdicts[name] = {**entry, "again": second["rows"].get(name, {}).get("figures"), "objections": reasons}
+        print(f"{name}: {'; '.join(reasons) or 'split'} (screened {entry['screened']:.3f}, {entry['choice']})")
+        if not reasons:
+            ratio = max(entry["figures"]["graph"], again["graph"])
+            stage, whole = entry["choice"]
+            rows.append({**entry["problem"], "stage": stage, "whole_units": whole, "ratio": round(ratio, 4)})
+    gpu = torch.cuda.get_device_name()
+    name = gpu.split()[-1].lower()
+    root = Path(__file__).resolve().parents[3]
+    about = {
+        "gpu": gpu,
+        "architecture": target_of().name,
+        "multiprocessors": torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count,
+        "date": datetime.date.today().isoformat(),
+    }
+    result = {
+        "what": " ".join(__doc__.split("\n\n")[2].split())
+        + " Ratios are the split program's time over the deterministic one's.",
+        **about,
+        "commit": commit(root),
+        "torch": torch.__version__,
+        "facts": [first["facts"], second["facts"]],
+        "groups": GROUPS,
+        "programs": ["gemm_split_zero_any", "gemm_split_wide_sm90", "gemm_split_flat_sm90", "gemm_split_round_any"],
+        "failed": 0,
+        "rows": verdicts,
+    }
+    print(f"{len(rows)} of {len(verdicts)} problems run a split program")
+    if options.write:
+        folder = options.out or Path(__file__).parent / "results"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"choice_{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        content = json.loads(cuda_plan.MEASURED.read_text())
+        key = ("architecture", "multiprocessors")
+        others = [d for d in content["devices"] if any(d[k] != about[k] for k in key)]
+        content["devices"] = [*others, {**about, "result": f"benchmarks/results/choice_{name}.json", "rows": rows}]
+        cuda_plan.MEASURED.write_text(text_of(content))
+
+
+def text_of(content):
+    """measured.json with one row a line."""
+    devices = []
+    for device in content["devices"]:
+        head = json.dumps({name: value for name, value in device.items() if name != "rows"})[1:-1]
+        rows = ",\n   ".join(json.dumps(row) for row in device["rows"])
+        devices.append(f'  {{{head}, "rows": [\n   {rows}]}}')
+    joined = ",\n".join(devices)
+    return f'{{"what": {json.dumps(content["what"])},\n "devices": [\n{joined}]}}\n'
+
+
+if __name__ == "__main__":
+    main()

@@ -11,10 +11,14 @@ from cake_shared.gemm.problem import GemmProblem
 from cake_shared.target import TARGETS
 from cake_shared.testing.emulated import EmulatedPackage
 from dense_projection_det_gemm import cuda
-from dense_projection_det_gemm.cuda_plan import PROGRAMS, plan_gemm_cuda
+from dense_projection_det_gemm.cuda_plan import NATIVE, plan_gemm_cuda
 
 BF16, FP32 = torch.bfloat16, torch.float32
-ORDERS = (Options(order="eager"), Options(order="lazy"), Options(order="random", seed=1))
+ORDERS = (
+    Options(order="eager"),
+    Options(order="lazy"),
+    Options(order="random", seed=1),
+)
 LIMIT = {BF16: 4e-3, FP32: 1e-6}
 LAYOUTS = [("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")]
 
@@ -64,6 +68,7 @@ def compute(
     accumulate=False,
     stage=None,
     pieces=None,
+    whole=0,
     multiprocessors=4,
 ):
     """Run one product and compare it with float64; returns a contiguous copy of the result and its plan."""
@@ -79,8 +84,8 @@ def compute(
         out.fill_(math.nan)
     with package:
         backend = cuda.GemmBackend(package.module, architecture, multiprocessors, lambda: 0)
-        plan, run = backend.prepare("gemm_out", problem, a, b, out, plan_gemm_cuda(problem, stage, pieces))
-        run()
+        plan = plan_gemm_cuda(problem, backend.native, stage=stage, pieces=pieces, whole=whole)
+        backend.prepare("gemm_out", problem, a, b, out, plan)[1]()
     error = float((out.double() - exact).norm() / exact.norm().clamp(min=1e-30))
     assert error < LIMIT[dtype], (error, plan)
     assert torch.equal(beyond(out), padding)
@@ -88,7 +93,7 @@ def compute(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids="".join)
-@pytest.mark.parametrize("stage", PROGRAMS)
+@pytest.mark.parametrize("stage", NATIVE)
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_every_layout(emulated, architecture, stage, layout):
     package = emulated(architecture)
@@ -115,14 +120,62 @@ def test_cut_contraction(emulated, architecture, stage):
     package.options = Options(order="random", seed=2)
     size = (1, 72, 264, 330)
     results = [
-        compute(package, architecture, size, ("m", "n"), FP32, stage=stage, pieces=3, multiprocessors=count)[0]
+        compute(
+            package,
+            architecture,
+            size,
+            ("m", "n"),
+            FP32,
+            stage=stage,
+            pieces=3,
+            multiprocessors=count,
+        )[0]
         for count in (2, 7)
     ]
     assert torch.equal(*results)
-    compute(package, architecture, size, ("m", "n"), FP32, stage=stage, pieces=3, accumulate=True)
+    compute(
+        package,
+        architecture,
+        size,
+        ("m", "n"),
+        FP32,
+        stage=stage,
+        pieces=3,
+        accumulate=True,
+    )
     rounded, plan = compute(package, architecture, size, ("m", "n"), BF16, stage=stage, pieces=3)
-    assert plan.pieces == 3
+    assert plan.cut.pieces == 3
     assert torch.equal(results[0].to(BF16), rounded)
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_last_units_cut(emulated, architecture):
+    """The first units contract everything, the others are cut, over batches."""
+    package = emulated(architecture)
+    package.options = Options(order="lazy")
+    for dtype in LIMIT:
+        _, plan = compute(
+            package,
+            architecture,
+            (2, 300, 264, 200),
+            ("m", "n"),
+            dtype,
+            stage="middle_out",
+            pieces=2,
+            whole=3,
+        )
+        assert (plan.cut.whole_units, plan.cut.pieces) == (3, 2)
+    compute(
+        package,
+        architecture,
+        (2, 300, 264, 200),
+        ("m", "n"),
+        FP32,
+        stage="wide_out",
+        pieces=4,
+        whole=1,
+        accumulate=True,
+    )
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
@@ -176,7 +229,10 @@ def test_one_matrix_serves_a_batch(emulated, architecture):
     package = emulated(architecture)
     package.options = Options(order="lazy")
     rows = matrix(1, 70, 3 * 24, False, 7)[0].unflatten(1, (3, 24)).transpose(0, 1)
-    w, out = matrix(1, 24, 40, False, 8).expand(3, -1, -1), torch.empty(70, 3, 40, dtype=BF16)
+    w, out = (
+        matrix(1, 24, 40, False, 8).expand(3, -1, -1),
+        torch.empty(70, 3, 40, dtype=BF16),
+    )
     problem = GemmProblem(3, 70, 40, 24, "k", "n", "bfloat16", target="cuda")
     with package:
         backend = cuda.GemmBackend(package.module, architecture, 6, lambda: 0)

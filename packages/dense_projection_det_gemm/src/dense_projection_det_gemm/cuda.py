@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dense_projection_det_gemm.cuda_plan import PORTABLE, PROGRAMS, CudaGemmPlan, plan_gemm_cuda
+from dense_projection_det_gemm.cuda_plan import NATIVE, CudaGemmPlan, plan_gemm_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ PACKAGE = "dense_projection_det_gemm"
 
 
 def records_of(architecture: str):
-    """Return the records of the GEMM's stages, in the order of `PROGRAMS`, then that of the sum.
+    """Return the records of the GEMM's stages, in the order of `NATIVE`, then that of the sum.
 
     Raises
     ------
@@ -28,7 +28,7 @@ def records_of(architecture: str):
     # Here, so that importing the package does not parse what only a GPU needs.
     from cake_shared.program import program_for
 
-    return [program_for(PACKAGE, stage, architecture) for stage in (*PROGRAMS, "summed_out")]
+    return [program_for(PACKAGE, stage, architecture) for stage in (*NATIVE, "summed_out")]
 
 
 class GemmBackend:
@@ -46,14 +46,28 @@ class GemmBackend:
         Returns the handle of the stream to launch on.
     """
 
-    def __init__(self, module: tvm_ffi.Module, architecture: str, multiprocessors: int, stream: Callable[[], int]):
+    def __init__(
+        self,
+        module: tvm_ffi.Module,
+        architecture: str,
+        multiprocessors: int,
+        stream: Callable[[], int],
+    ):
         self.module = module
         self.native = records_of(architecture)[0].kind == "native"
         self.multiprocessors = multiprocessors
         self.stream = stream
         self._prepare = module.prepare_gemm
 
-    def prepare(self, stage: str, problem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, plan=None):
+    def prepare(
+        self,
+        stage: str,
+        problem,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+        plan=None,
+    ):
         """Return the plan of a problem, `plan` where given, and a callable that runs it.
 
         Parameters
@@ -64,7 +78,7 @@ class GemmBackend:
         """
         if stage == "router_out":
             return self.router.prepare(problem, a, b, out)
-        plan = plan or plan_gemm_cuda(problem)
+        plan = plan or plan_gemm_cuda(problem, self.native)
         if out.numel() == 0 or (problem.k == 0 and problem.accumulate):
             return plan, _nothing
         return plan, self._launch_of(plan, a, b, out)
@@ -90,12 +104,13 @@ class GemmBackend:
             b,
             out,
             workspace,
-            PROGRAMS[plan.stage][0] if self.native else PORTABLE,
+            plan.tile.number,
             a_k_major,
             b_k_major,
             problem.accumulate,
-            plan.pieces,
-            plan.piece_blocks,
+            plan.cut.whole_units,
+            plan.cut.pieces,
+            plan.cut.piece_blocks,
             plan.group_rows,
             self.multiprocessors,
         )

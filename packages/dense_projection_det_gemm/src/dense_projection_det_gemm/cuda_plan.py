@@ -1,8 +1,8 @@
 """GemmProblem -> CudaGemmPlan: every choice of the CUDA path, pure and printable, made without a GPU.
 
-The contraction of the weight-gradient layout (a has unit stride on m, b on n) may be cut into pieces; how depends on
-the shape alone. Any other layout is contracted in one piece, so that a row's bits do not depend on how many rows there
-are. Which tile is used moves no bit: every program adds k in ascending steps of 16 to one FP32 accumulator.
+In the weight-gradient layout (a has unit stride on m, b on n) the contraction of some tiles may be cut into pieces; how
+depends on the shape alone. Any other layout is contracted in one piece, so that a row's bits do not depend on how many
+rows there are. Which tile is used moves no bit: every program adds k in ascending steps of 16 to one FP32 accumulator.
 """
 
 from __future__ import annotations
@@ -14,20 +14,53 @@ from functools import lru_cache
 from cake_shared.gemm.problem import GemmProblem
 
 BLOCK_K = 64  # elements of the contraction that a program fetches at a time; pieces are multiples of it
-# By stage: the number of enum TileKind in cake/gemm/tiles.h, rows and columns of a tile.
-PROGRAMS = {
-    "wide_out": (0, 128, 256),
-    "middle_out": (1, 128, 128),
-    "narrow_out": (2, 128, 64),
-    "flat_out": (3, 64, 256),
-}
-PORTABLE = 4
 
-# What the cut is made for. A constant, so that devices with other counts get the same bits.
-DESIGN_MULTIPROCESSORS = 132
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes at a time.
+
+    Attributes
+    ----------
+    number
+        Of the program in the module: enum TileKind of cake/gemm/tiles.h, and the portable one after them.
+    rows, columns
+        Of a unit: the tiles of a cluster's two CTAs, or the portable program's one.
+    at_once
+        Units that 132 multiprocessors work on. A constant, so that devices with other counts get the same bits.
+    block_ns
+        What a unit takes for `BLOCK_K` elements of the contraction, roughly.
+    """
+
+    number: int
+    rows: int
+    columns: int
+    at_once: int
+    block_ns: float
+
+
+PORTABLE = Tile(4, 128, 128, 264, 900.0)
+NATIVE = {
+    "wide_out": Tile(0, 256, 256, 66, 680.0),
+    "middle_out": Tile(1, 256, 128, 66, 380.0),
+    "narrow_out": Tile(2, 256, 64, 66, 600.0),
+    "flat_out": Tile(3, 64, 512, 66, 1100.0),
+}
+
 MIN_PIECE_BLOCKS = 8
 MAX_PIECES = 32
-GROUP_ROWS = 8  # pairs of tiles along m that are visited before the columns advance
+GROUP_ROWS = 8  # units along m that are visited before the columns advance
+SUM_NS = 3000.0  # a launch, and filling and draining the device once more
+PARTIAL_BYTES_PER_NS = 3500.0
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The first `whole_units` units contract everything; each other is cut into `pieces` of `piece_blocks` blocks."""
+
+    whole_units: int
+    pieces: int
+    piece_blocks: int
 
 
 @dataclass(frozen=True)
@@ -39,28 +72,26 @@ class CudaGemmPlan:
     problem
         What is computed.
     stage
-        Whose program runs: the tile that the result is made of.
+        Whose program runs.
     swapped
         The result has unit stride on m: its transpose is computed, `out.T = b.T @ a.T`.
-    tile_m, tile_n
+    tile
         Of that product.
-    pieces, piece_blocks
-        The contraction is cut into `pieces` of `piece_blocks * 64` elements, the last one shorter.
+    cut
+        Which units are cut along the contraction, and how.
     group_rows
-        Order of the tiles.
+        Order of the units.
     order
         How an element is summed.
     workspace_bytes
-        FP32 partial sums of the pieces; 0 where there is one piece.
+        FP32 partial sums of the cut units; 0 where there are none.
     """
 
     problem: GemmProblem
     stage: str
     swapped: bool
-    tile_m: int
-    tile_n: int
-    pieces: int
-    piece_blocks: int
+    tile: Tile
+    cut: Cut
     group_rows: int
     order: str
     workspace_bytes: int
@@ -71,21 +102,38 @@ def may_cut(problem: GemmProblem) -> bool:
     return problem.a_major == "m" and problem.b_major == "n"
 
 
-def _pieces(problem: GemmProblem, tiles: int, area: int) -> int:
-    """Into how many pieces the contraction is cut: as many as bring every multiprocessor the same work."""
-    blocks = math.ceil(problem.k / BLOCK_K)
-    most = min(MAX_PIECES, blocks // MIN_PIECE_BLOCKS)
-    if not may_cut(problem) or most <= 1:
-        return 1
-    best, best_cost = 1, math.inf
-    for pieces in range(1, most + 1):
-        waves = math.ceil(tiles * pieces / DESIGN_MULTIPROCESSORS)
-        # In blocks of a tile's contraction: its own, and the partial sums that are written and read.
-        cost = waves * (math.ceil(blocks / pieces) + (0 if pieces == 1 else 6))
-        if pieces > 1:
-            cost += pieces * problem.batch * problem.m * problem.n / area / DESIGN_MULTIPROCESSORS * 8
-        if cost < best_cost * 0.97:
-            best, best_cost = pieces, cost
+def cut_into(units: int, blocks: int, whole_units: int, pieces: int) -> Cut:
+    """Return the cut of the units after `whole_units` into at most `pieces` equal pieces."""
+    if pieces == 1 or blocks <= 1:
+        return Cut(units, 1, blocks)
+    piece_blocks = math.ceil(blocks / pieces)
+    pieces = math.ceil(blocks / piece_blocks)
+    return Cut(whole_units, pieces, piece_blocks) if pieces > 1 else Cut(units, 1, blocks)
+
+
+def cost_ns(tile: Tile, units: int, blocks: int, cut: Cut) -> float:
+    """Return roughly what a cut takes: rounds of whole units, rounds of pieces, and their sum."""
+    rest = units - cut.whole_units
+    total = math.ceil(cut.whole_units / tile.at_once) * blocks * tile.block_ns
+    if rest:
+        slots = rest * cut.pieces
+        total += math.ceil(slots / tile.at_once) * cut.piece_blocks * tile.block_ns
+        total += SUM_NS + 2 * 4 * slots * tile.rows * tile.columns / PARTIAL_BYTES_PER_NS
+    return total
+
+
+def best_cut(tile: Tile, units: int, blocks: int) -> Cut:
+    """Return the cheapest cut: none, or the units after the last full round (all, where there is none) in pieces."""
+    best = Cut(units, 1, blocks)
+    best_ns = cost_ns(tile, units, blocks, best)
+    whole = units // tile.at_once * tile.at_once
+    if whole == units:
+        return best
+    for pieces in range(2, min(MAX_PIECES, blocks // MIN_PIECE_BLOCKS) + 1):
+        cut = cut_into(units, blocks, whole, pieces)
+        ns = cost_ns(tile, units, blocks, cut)
+        if ns < best_ns:
+            best, best_ns = cut, ns
     return best
 
 
@@ -98,26 +146,44 @@ def _stage(m: int, n: int) -> str:
 
 
 @lru_cache(maxsize=1024)
-def plan_gemm_cuda(problem: GemmProblem, stage: str | None = None, pieces: int | None = None) -> CudaGemmPlan:
-    """Return the plan of a problem; `stage` and `pieces` override what the planner would choose, for measurements."""
+def plan_gemm_cuda(
+    problem: GemmProblem,
+    native: bool = True,
+    *,
+    stage: str | None = None,
+    pieces: int | None = None,
+    whole: int = 0,
+) -> CudaGemmPlan:
+    """Return the plan of a problem.
+
+    Parameters
+    ----------
+    problem
+        What is computed.
+    native
+        Whether the architecture has the native programs; else the portable one runs.
+    stage, pieces, whole
+        Instead of what the planner would choose, for tests and measurements: the units after the first `whole` are cut
+        into `pieces`.
+    """
     swapped = problem.out_major == "m"
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
     stage = stage or _stage(m, n)
-    _, tile_m, tile_n = PROGRAMS[stage]
-    tiles = problem.batch * math.ceil(m / tile_m) * math.ceil(n / tile_n)
+    tile = NATIVE[stage] if native else PORTABLE
+    units = problem.batch * math.ceil(m / tile.rows) * math.ceil(n / tile.columns)
     blocks = math.ceil(problem.k / BLOCK_K)
-    wanted = pieces or _pieces(problem, tiles, tile_m * tile_n)
-    piece_blocks = math.ceil(blocks / wanted)
-    count = math.ceil(blocks / piece_blocks) if blocks else 1
+    if pieces is not None:
+        cut = cut_into(units, blocks, whole, pieces)
+    else:
+        cut = best_cut(tile, units, blocks) if may_cut(problem) else Cut(units, 1, blocks)
+    slots = (units - cut.whole_units) * cut.pieces
     return CudaGemmPlan(
         problem=problem,
         stage=stage,
         swapped=swapped,
-        tile_m=tile_m,
-        tile_n=tile_n,
-        pieces=count,
-        piece_blocks=piece_blocks,
+        tile=tile,
+        cut=cut,
         group_rows=GROUP_ROWS,
-        order="k ascending in FP32" + ("" if count == 1 else ", pieces ascending in FP32") + ", then the output",
-        workspace_bytes=0 if count == 1 else 4 * problem.batch * count * m * (-(-n // 4) * 4),
+        order="k ascending in FP32" + (", pieces ascending in FP32" if slots else "") + ", then the output",
+        workspace_bytes=4 * slots * tile.rows * tile.columns,
     )

@@ -8,16 +8,17 @@
 
 namespace cake::gemm {
 
-// Work of a launch: every tile of every batch, its contraction cut into `pieces` of `piece_blocks` blocks of 64 elements.
+// Work of a launch. Units are tiles, or the tiles of a cluster's two CTAs, of all batches; those up to `whole_units` contract
+// everything, each of the others is cut into `pieces` of `piece_blocks` blocks of 64 elements.
 struct Tiling {
   int32_t batches;
-  int32_t pieces;
-  int32_t piece_blocks;
-  int32_t blocks;         // of the whole contraction
-  int32_t row_units;      // tiles, or pairs of tiles, along m
-  int32_t column_units;   // along n
-  int32_t group_rows;     // row units that are visited before the column advances
-  int32_t units;          // batches * pieces * row_units * column_units
+  int32_t row_units, column_units;  // of one batch
+  int32_t unit_rows, unit_columns;  // elements
+  int32_t group_rows;               // row units that are visited before the column advances
+  int32_t blocks;                   // of the whole contraction
+  int32_t whole_units;
+  int32_t pieces, piece_blocks;
+  int32_t units;                    // of work: whole_units and all pieces of the others
 };
 
 struct Output {
@@ -30,7 +31,7 @@ struct Output {
 };
 
 struct NativeParams {
-  host::TensorMap a, b, out;
+  host::TensorMap a, b, out, partials;
   int32_t m, n;
   int32_t a_k_major, b_k_major;
   int32_t a_batch_step, b_batch_step;  // 0: one matrix serves all batches
@@ -49,16 +50,16 @@ struct OperandRows {
 struct PortableParams {
   OperandRows a, b;
   int32_t m, n, k;
-  int32_t b_columns;  // n, or fewer where partial sums have padded rows
   Tiling tiling;
   Output output;
+  float* partials;  // [slots, unit_rows, unit_columns]
 };
 
 struct SumParams {
-  const float* partials;  // [batches, pieces, m, pitch]
+  const float* partials;
+  Tiling tiling;
   Output output;
-  int32_t batches, pieces, m, n;
-  int32_t pitch;          // elements, a multiple of four
+  int32_t m, n;
 };
 
 CAKE_DECLARE_KERNEL(gemm_wide_sm90, NativeParams)

@@ -6,27 +6,39 @@
 
 namespace cake::gemm {
 
+inline constexpr int32_t kWhole = -1;
+
 struct Unit {
-  int32_t batch, piece, row_unit, column_unit;
+  int32_t batch, row_unit, column_unit;
+  int32_t first_block, blocks;  // of the contraction
+  int32_t slot;                 // of the partial sums: cut unit * pieces + piece; kWhole: none, this is the result
 };
 
 // Row units advance fastest inside a group, so that CTAs at work together share rows of A and columns of B in L2.
-CAKE_GEMM_HOST_DEVICE inline Unit unit_of(const Tiling& tiling, int32_t index) {
+CAKE_GEMM_HOST_DEVICE inline Unit place_of(const Tiling& tiling, int32_t unit) {
   const int32_t tiles = tiling.row_units * tiling.column_units;
-  const int32_t outer = index / tiles, inner = index - outer * tiles;
+  const int32_t batch = unit / tiles, inner = unit - batch * tiles;
   const int32_t group_tiles = tiling.group_rows * tiling.column_units;
   const int32_t group = inner / group_tiles, place = inner - group * group_tiles;
   const int32_t first = group * tiling.group_rows;
   const int32_t left = tiling.row_units - first;
   const int32_t rows = left < tiling.group_rows ? left : tiling.group_rows;
   const int32_t column = place / rows;
-  const int32_t batch = outer / tiling.pieces;
-  return {batch, outer - batch * tiling.pieces, first + place - column * rows, column};
+  return {batch, first + place - column * rows, column, 0, tiling.blocks, kWhole};
 }
 
-CAKE_GEMM_HOST_DEVICE inline int32_t blocks_of_piece(const Tiling& tiling, int32_t piece) {
-  const int32_t left = tiling.blocks - piece * tiling.piece_blocks;
-  return left < tiling.piece_blocks ? left : tiling.piece_blocks;
+// The pieces of one range of the contraction come together, for the same reason.
+CAKE_GEMM_HOST_DEVICE inline Unit unit_of(const Tiling& tiling, int32_t index) {
+  if (index < tiling.whole_units) return place_of(tiling, index);
+  const int32_t cut_units = tiling.batches * tiling.row_units * tiling.column_units - tiling.whole_units;
+  const int32_t piece = (index - tiling.whole_units) / cut_units;
+  const int32_t cut = index - tiling.whole_units - piece * cut_units;
+  Unit unit = place_of(tiling, tiling.whole_units + cut);
+  unit.first_block = piece * tiling.piece_blocks;
+  const int32_t left = tiling.blocks - unit.first_block;
+  unit.blocks = left < tiling.piece_blocks ? left : tiling.piece_blocks;
+  unit.slot = cut * tiling.pieces + piece;
+  return unit;
 }
 
 }  // namespace cake::gemm

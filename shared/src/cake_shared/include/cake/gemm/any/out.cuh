@@ -102,13 +102,12 @@ __device__ __forceinline__ void run_unit(Smem& smem, const PortableParams& p, co
   const tile::LaneOffsets lane(lane_index);
   const int tile_row = unit.row_unit * kTile, tile_column = unit.column_unit * kTile;
   const int warp_row = warp % 2 * kWarpRows, warp_column = warp / 2 * kWarpColumns;
-  const int blocks = blocks_of_piece(p.tiling, unit.piece);
-  const int first_k = unit.piece * p.tiling.piece_blocks * kBlockK;
+  const int blocks = unit.blocks, first_k = unit.first_block * kBlockK;
   const auto load = [&](int block) {
     if (block < blocks) {
       const int k = first_k + block * kBlockK;
       load_operand(smem.a[block % kStages], p.a, unit.batch, tile_row, k, p.m, p.k);
-      load_operand(smem.b[block % kStages], p.b, unit.batch, tile_column, k, p.b_columns, p.k);
+      load_operand(smem.b[block % kStages], p.b, unit.batch, tile_column, k, p.n, p.k);
     }
     ptx::cp_async_commit();
   };
@@ -135,19 +134,22 @@ __device__ __forceinline__ void run_unit(Smem& smem, const PortableParams& p, co
   }
   ptx::cp_async_wait<0>();
   __syncthreads();
-  const int64_t matrix = int64_t{unit.batch} * p.tiling.pieces + unit.piece;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = tile_row + warp_row + 16 * i + 8 * half + lane_index / 4;
-      if (row >= p.m) continue;
-      const int64_t start = matrix * p.output.batch_stride + row * p.output.row_stride;
+      const int row = warp_row + 16 * i + 8 * half + lane_index / 4;
+      if (tile_row + row >= p.m) continue;
+      const int64_t start = unit.batch * p.output.batch_stride + (tile_row + row) * p.output.row_stride + tile_column;
+      float* const slot = p.partials + (int64_t{unit.slot} * kTile + row) * kTile;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int column = tile_column + warp_column + 8 * j + 2 * (lane_index % 4);
-        if (column < p.n) {
-          store_pair(p.output, start + column, column + 1 < p.n, acc[i][j][2 * half], acc[i][j][2 * half + 1]);
+        const int column = warp_column + 8 * j + 2 * (lane_index % 4);
+        const float low = acc[i][j][2 * half], high = acc[i][j][2 * half + 1];
+        if (unit.slot != kWhole) {
+          *reinterpret_cast<float2*>(slot + column) = make_float2(low, high);
+        } else if (tile_column + column < p.n) {
+          store_pair(p.output, start + column, tile_column + column + 1 < p.n, low, high);
         }
       }
     }

@@ -16,7 +16,7 @@ using OptionalTensor = tvm::ffi::Optional<TensorView>;
 struct Choices {
   TileKind kind;
   bool a_k_major, b_k_major, accumulate;
-  int32_t pieces, piece_blocks, group_rows, multiprocessors;
+  int32_t pieces, piece_blocks, group_rows, multiprocessors, whole_units;
 };
 
 inline int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
@@ -27,13 +27,13 @@ struct GemmCall {
   const void* a;
   const void* b;
   Output output;
-  float* partials = nullptr;
-  int64_t pitch = 0;
+  Tiling tiling;
+  float* partials;
+  int64_t slots;  // [slots, unit_rows, unit_columns]
 };
 
-// a [L, M, K], b [L, K, N] BF16, out [L, M, N] BF16 or FP32 with unit stride on n, workspace FP32 [L, pieces, M, pitch].
-inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const TensorView& out, const OptionalTensor& workspace,
-                           const Choices& choices) {
+// a [L, M, K], b [L, K, N] BF16, out [L, M, N] BF16 or FP32 with unit stride on n, workspace FP32 of all slots of the cut units.
+inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const TensorView& out, const Choices& choices) {
   GemmCall call{};
   call.device = out.device();
   if (a.ndim() != 3) TVM_FFI_THROW(ValueError) << "a: expected [L, M, K], got " << host::sizes_text(a.shape());
@@ -49,7 +49,7 @@ inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const Tenso
     TVM_FFI_THROW(ValueError) << "out: expected unit stride on n, got strides " << host::sizes_text(out.strides());
   }
   constexpr int64_t kExtentLimit = int64_t{1} << 31;
-  for (int64_t extent : {call.batches * choices.pieces, call.m, call.n, call.k}) {
+  for (int64_t extent : {call.batches, call.m, call.n, call.k}) {
     if (extent >= kExtentLimit) TVM_FFI_THROW(ValueError) << "a, b: expected extents below 2^31, got " << extent;
   }
   const bool is_fp32 = host::same_dtype(out.dtype(), host::kFloat32);
@@ -59,28 +59,41 @@ inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const Tenso
                  row_stride,                       is_fp32,
                  choices.accumulate,               call.n * element_bytes % 16 != 0};
   if (choices.accumulate && !is_fp32) TVM_FFI_THROW(TypeError) << "out: expected float32 where it accumulates";
-  if (choices.pieces > 1) {
-    if (!workspace.has_value()) TVM_FFI_THROW(ValueError) << "workspace: expected FP32 [L, pieces, M, pitch], got none";
-    call.pitch = (call.n + 3) / 4 * 4;
-    call.partials = static_cast<float*>(host::check_output(
-        "workspace", workspace.value(), host::kFloat32, {call.batches * choices.pieces * call.m * call.pitch}, call.device));
-  }
   return call;
 }
 
-inline Tiling make_tiling(const GemmCall& call, const Choices& choices, int rows_per_unit, int columns_per_unit) {
-  Tiling tiling{};
+// The units of a call and which of them are cut; counts its slots, for which it checks the workspace.
+inline void make_tiling(GemmCall& call, const OptionalTensor& workspace, const Choices& choices, int unit_rows,
+                        int unit_columns) {
+  constexpr int64_t kUnitLimit = int64_t{1} << 31;
+  Tiling& tiling = call.tiling;
   tiling.batches = static_cast<int32_t>(call.batches);
+  tiling.row_units = ceil_div(call.m, unit_rows);
+  tiling.column_units = ceil_div(call.n, unit_columns);
+  tiling.unit_rows = unit_rows;
+  tiling.unit_columns = unit_columns;
+  tiling.group_rows = choices.group_rows;
+  tiling.blocks = ceil_div(call.k, kBlockK);
   tiling.pieces = choices.pieces;
   tiling.piece_blocks = choices.piece_blocks;
-  tiling.blocks = ceil_div(call.k, kBlockK);
-  tiling.row_units = ceil_div(call.m, rows_per_unit);
-  tiling.column_units = ceil_div(call.n, columns_per_unit);
-  tiling.group_rows = choices.group_rows;
-  const int64_t units = call.batches * choices.pieces * tiling.row_units * tiling.column_units;
-  if (units >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "out: expected fewer than 2^31 tiles, got " << units;
-  tiling.units = static_cast<int32_t>(units);
-  return tiling;
+  const int64_t places = call.batches * tiling.row_units * tiling.column_units;
+  if (choices.pieces > 1) {
+    call.slots = (places - choices.whole_units) * choices.pieces;
+    if (call.slots <= 0 || int64_t{choices.pieces} * choices.piece_blocks < tiling.blocks) {
+      TVM_FFI_THROW(ValueError) << "whole_units, pieces, piece_blocks: expected a cut of " << tiling.blocks << " blocks of some of "
+                                << places << " units, got " << choices.whole_units << ", " << choices.pieces << ", "
+                                << choices.piece_blocks;
+    }
+    if (!workspace.has_value()) TVM_FFI_THROW(ValueError) << "workspace: expected FP32 partial sums, got none";
+    call.partials = static_cast<float*>(host::check_output("workspace", workspace.value(), host::kFloat32,
+                                                           {call.slots * unit_rows * unit_columns}, call.device));
+  }
+  const int64_t whole_units = choices.pieces > 1 ? choices.whole_units : places;
+  if (places >= kUnitLimit || whole_units + call.slots >= kUnitLimit) {
+    TVM_FFI_THROW(ValueError) << "out: expected fewer than 2^31 tiles, got " << places;
+  }
+  tiling.whole_units = static_cast<int32_t>(whole_units);
+  tiling.units = static_cast<int32_t>(whole_units + call.slots);
 }
 
 struct SumLaunch {
@@ -91,25 +104,13 @@ struct SumLaunch {
 inline SumLaunch make_sum(const GemmCall& call, const Choices& choices) {
   constexpr int kThreads = 256, kCtasPerMultiprocessor = 8;
   SumLaunch sum{};
-  sum.params = {call.partials,
-                call.output,
-                static_cast<int32_t>(call.batches),
-                choices.pieces,
-                static_cast<int32_t>(call.m),
-                static_cast<int32_t>(call.n),
-                static_cast<int32_t>(call.pitch)};
-  const int64_t quads = call.batches * call.m * ((call.n + 3) / 4);
+  sum.params = {call.partials, call.tiling, call.output, static_cast<int32_t>(call.m), static_cast<int32_t>(call.n)};
+  const int64_t quads = call.slots / choices.pieces * call.tiling.unit_rows * call.tiling.unit_columns / 4;
   const int64_t wanted = (quads + kThreads - 1) / kThreads, most = int64_t{choices.multiprocessors} * kCtasPerMultiprocessor;
   sum.config.grid = {static_cast<uint32_t>(wanted < most ? wanted : most)};
   sum.config.block = {kThreads};
   sum.config.programmatic = true;
   return sum;
-}
-
-// Tiling and output of a program that writes `call`'s result or, where the contraction is cut, its partial sums.
-inline Output program_output(const GemmCall& call, const Choices& choices) {
-  if (choices.pieces == 1) return call.output;
-  return {call.partials, call.m * call.pitch, call.pitch, 1, 0, 0};
 }
 
 // One kernel, and where the contraction is cut the one that adds its pieces, as a function of the stream.

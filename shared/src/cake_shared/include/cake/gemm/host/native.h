@@ -74,8 +74,10 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
 
 inline tvm::ffi::Function prepare_native(const TensorView& a, const TensorView& b, const TensorView& out,
                                          const OptionalTensor& workspace, const Choices& choices) {
-  const GemmCall call = check_gemm(a, b, out, workspace, choices);
   const TileShape tile = tile_shape(choices.kind);
+  GemmCall call = check_gemm(a, b, out, choices);
+  make_tiling(call, workspace, choices, tile.m * (tile.pair_along_m ? kCtasPerCluster : 1),
+              tile.n * (tile.pair_along_m ? 1 : kCtasPerCluster));
   const host::DeviceGuard guard(call.device);
   NativeParams params{};
   if (call.k > 0) {
@@ -85,17 +87,21 @@ inline tvm::ffi::Function prepare_native(const TensorView& a, const TensorView& 
     params.a_batch_step = left.batch_step, params.b_batch_step = right.batch_step;
   }
   params.m = static_cast<int32_t>(call.m);
-  params.n = static_cast<int32_t>(choices.pieces > 1 ? call.pitch : call.n);
+  params.n = static_cast<int32_t>(call.n);
   params.a_k_major = choices.a_k_major;
   params.b_k_major = choices.b_k_major;
-  params.output = program_output(call, choices);
-  params.tiling = make_tiling(call, choices, tile.m * (tile.pair_along_m ? kCtasPerCluster : 1),
-                              tile.n * (tile.pair_along_m ? 1 : kCtasPerCluster));
-  if (!params.output.direct) {
-    const int64_t element_bytes = params.output.is_fp32 ? 4 : 2;
-    params.out = make_output_map(params.output.data, params.output.is_fp32, call.batches * choices.pieces, call.m, params.n,
-                                 static_cast<uint64_t>(params.output.row_stride * element_bytes),
-                                 static_cast<uint64_t>(params.output.batch_stride * element_bytes));
+  params.output = call.output;
+  params.tiling = call.tiling;
+  if (!call.output.direct) {
+    const uint64_t element_bytes = call.output.is_fp32 ? 4 : 2;
+    params.out = make_output_map(call.output.data, call.output.is_fp32, call.batches, call.m, call.n,
+                                 static_cast<uint64_t>(call.output.row_stride) * element_bytes,
+                                 static_cast<uint64_t>(call.output.batch_stride) * element_bytes);
+  }
+  if (call.slots > 0) {
+    const uint64_t row_bytes = static_cast<uint64_t>(call.tiling.unit_columns) * 4;
+    params.partials = make_output_map(call.partials, true, call.slots, call.tiling.unit_rows, call.tiling.unit_columns, row_bytes,
+                                      row_bytes * static_cast<uint64_t>(call.tiling.unit_rows));
   }
   host::LaunchConfig config{};
   const int32_t clusters = choices.multiprocessors / kCtasPerCluster;

@@ -8,7 +8,8 @@ namespace cake::gemm {
 inline tvm::ffi::Function prepare_portable(const TensorView& a, const TensorView& b, const TensorView& out,
                                            const OptionalTensor& workspace, const Choices& choices) {
   constexpr int kThreads = 256, kTile = 128, kStages = 3, kCtasPerMultiprocessor = 2;
-  const GemmCall call = check_gemm(a, b, out, workspace, choices);
+  GemmCall call = check_gemm(a, b, out, choices);
+  make_tiling(call, workspace, choices, kTile, kTile);
   const auto rows = [](const TensorView& x, const void* data, int outer, bool k_major) {
     return OperandRows{data, x.size(0) > 1 ? x.stride(0) : 0, x.size(outer) > 1 ? x.stride(outer) : 0, k_major};
   };
@@ -16,11 +17,11 @@ inline tvm::ffi::Function prepare_portable(const TensorView& a, const TensorView
   params.a = rows(a, call.a, choices.a_k_major ? 1 : 2, choices.a_k_major);
   params.b = rows(b, call.b, choices.b_k_major ? 2 : 1, choices.b_k_major);
   params.m = static_cast<int32_t>(call.m);
-  params.n = static_cast<int32_t>(choices.pieces > 1 ? call.pitch : call.n);
-  params.b_columns = static_cast<int32_t>(call.n);
+  params.n = static_cast<int32_t>(call.n);
   params.k = static_cast<int32_t>(call.k);
-  params.output = program_output(call, choices);
-  params.tiling = make_tiling(call, choices, kTile, kTile);
+  params.output = call.output;
+  params.tiling = call.tiling;
+  params.partials = call.partials;
   const int32_t most = choices.multiprocessors * kCtasPerMultiprocessor;
   host::LaunchConfig config{};
   config.grid = {static_cast<uint32_t>(params.tiling.units < most ? params.tiling.units : most)};

@@ -12,12 +12,12 @@ namespace cake::gemm {
 inline constexpr int64_t kPortableProgram = 4;
 
 inline tvm::ffi::Function prepare_gemm(TensorView a, TensorView b, TensorView out, OptionalTensor workspace, int64_t program,
-                                       bool a_k_major, bool b_k_major, bool accumulate, int64_t pieces, int64_t piece_blocks,
-                                       int64_t group_rows, int64_t multiprocessors) {
+                                       bool a_k_major, bool b_k_major, bool accumulate, int64_t whole_units, int64_t pieces,
+                                       int64_t piece_blocks, int64_t group_rows, int64_t multiprocessors) {
   if (program < 0 || program > kPortableProgram) TVM_FFI_THROW(ValueError) << "program: expected 0 to 4, got " << program;
-  if (pieces < 1 || piece_blocks < 0 || group_rows < 1 || multiprocessors < 1) {
-    TVM_FFI_THROW(ValueError) << "pieces, piece_blocks, group_rows, multiprocessors: expected counts, got " << pieces << ", "
-                              << piece_blocks << ", " << group_rows << ", " << multiprocessors;
+  if (whole_units < 0 || pieces < 1 || piece_blocks < 0 || group_rows < 1 || multiprocessors < 1) {
+    TVM_FFI_THROW(ValueError) << "whole_units, pieces, piece_blocks, group_rows, multiprocessors: expected counts, got " << whole_units
+                              << ", " << pieces << ", " << piece_blocks << ", " << group_rows << ", " << multiprocessors;
   }
   const Choices choices{program == kPortableProgram ? TileKind::kWide : static_cast<TileKind>(program),
                         a_k_major,
@@ -26,14 +26,16 @@ inline tvm::ffi::Function prepare_gemm(TensorView a, TensorView b, TensorView ou
                         static_cast<int32_t>(pieces),
                         static_cast<int32_t>(piece_blocks),
                         static_cast<int32_t>(group_rows),
-                        static_cast<int32_t>(multiprocessors)};
+                        static_cast<int32_t>(multiprocessors),
+                        static_cast<int32_t>(whole_units)};
+#if !CAKE_HAS_SM90 || defined(CAKE_EMULATOR)
   if (program == kPortableProgram) return prepare_portable(a, b, out, workspace, choices);
-#if CAKE_HAS_SM90
-  return prepare_native(a, b, out, workspace, choices);
-#else
-  TVM_FFI_THROW(ValueError) << "program: expected the portable one (4) on this architecture, got " << program;
-  return {};
 #endif
+#if CAKE_HAS_SM90
+  if (program != kPortableProgram) return prepare_native(a, b, out, workspace, choices);
+#endif
+  TVM_FFI_THROW(ValueError) << "program: expected one of this architecture, got " << program;
+  return {};
 }
 
 }  // namespace cake::gemm

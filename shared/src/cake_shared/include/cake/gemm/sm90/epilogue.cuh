@@ -5,6 +5,7 @@
 
 #include "cake/gemm/params.h"
 #include "cake/gemm/tiles.h"
+#include "cake/gemm/work.h"
 #include "cake/ptx/bulk_copy.cuh"
 #include "cake/ptx/cta.cuh"
 #include "cake/ptx/warp.cuh"
@@ -86,12 +87,20 @@ __device__ __forceinline__ void add_previous(float (&acc)[kCount], const NativeP
   }
 }
 
+// Where a consumer's 64 rows go: the result, or a slot of the partial sums.
+struct Place {
+  const host::TensorMap* map;
+  int row, column, matrix;  // in the map
+  int columns;              // of the map from `column` on that are to be stored
+  bool direct;
+};
+
 template <int kBlock, int kBlocks, int kCount>
-__device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p, bool is_fp32,
-                                             int row, int column, int batch, int consumer) {
+__device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p,
+                                             const Place& to, bool is_fp32, int consumer) {
   if constexpr (kBlock < kBlocks) {
-    const int at = column + kBlock * (is_fp32 ? 32 : 64);
-    if (at >= p.n) return;
+    const int first = kBlock * (is_fp32 ? 32 : 64);
+    if (first >= to.columns) return;
     char* const buffer = blocks.buffer[kBlock % kStoreBuffers];
     const bool elected = threadIdx.x % 128 == 0;
     // The tile before may have ended on this buffer.
@@ -100,27 +109,35 @@ __device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreBl
     write_block<kBlock>(acc, buffer, is_fp32);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(1 + consumer, 128);
-    if (p.output.direct) {
-      copy_block(buffer, p, row, at, batch);
+    if (to.direct) {
+      copy_block(buffer, p, to.row, to.column + first, to.matrix);
     } else if (elected) {
-      const int32_t coordinates[3] = {at, row, batch};
-      ptx::tensor_store(&p.out, coordinates, buffer);
+      const int32_t coordinates[3] = {to.column + first, to.row, to.matrix};
+      ptx::tensor_store(to.map, coordinates, buffer);
       ptx::bulk_commit();
     }
-    store_blocks<kBlock + 1, kBlocks>(acc, blocks, p, is_fp32, row, column, batch, consumer);
+    store_blocks<kBlock + 1, kBlocks>(acc, blocks, p, to, is_fp32, consumer);
   }
 }
 
-// The consumer's 64 rows by kCount / 32 * 64 columns from `row`, `column` of matrix `batch` of the output's map.
+// The consumer's 64 rows by kCount * 2 columns, which begin at this row and column of the unit.
 template <int kCount>
-__device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p, int row, int column,
-                                           int batch, int consumer) {
+__device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p, const Unit& unit,
+                                           int row_in_unit, int column_in_unit, int consumer) {
+  const int row = unit.row_unit * p.tiling.unit_rows + row_in_unit;
+  const int column = unit.column_unit * p.tiling.unit_columns + column_in_unit;
   if (row >= p.m || column >= p.n) return;
-  if (p.output.accumulate) add_previous(acc, p, row, column, batch);
+  if (unit.slot != kWhole) {
+    const Place to{&p.partials, row_in_unit, column_in_unit, unit.slot, p.n - column, false};
+    store_blocks<0, kCount / 16>(acc, blocks, p, to, true, consumer);
+    return;
+  }
+  if (p.output.accumulate) add_previous(acc, p, row, column, unit.batch);
+  const Place to{&p.out, row, column, unit.batch, p.n - column, p.output.direct != 0};
   if (p.output.is_fp32) {
-    store_blocks<0, kCount / 16>(acc, blocks, p, true, row, column, batch, consumer);
+    store_blocks<0, kCount / 16>(acc, blocks, p, to, true, consumer);
   } else {
-    store_blocks<0, kCount / 32>(acc, blocks, p, false, row, column, batch, consumer);
+    store_blocks<0, kCount / 32>(acc, blocks, p, to, false, consumer);
   }
 }
 

@@ -83,9 +83,8 @@ __device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, ui
     const int column =
         (kTile.pair_along_m ? unit.column_unit : unit.column_unit * kCtasPerCluster + static_cast<int>(rank)) * kTile.n;
     const int shared_row = kTile.pair_along_m ? column : row;
-    const int blocks = blocks_of_piece(p.tiling, unit.piece);
-    int k = unit.piece * p.tiling.piece_blocks * kBlockK;
-    for (int block = 0; block < blocks; ++block, k += kBlockK) {
+    int k = unit.first_block * kBlockK;
+    for (int block = 0; block < unit.blocks; ++block, k += kBlockK) {
       smem.ring.wait_empty(at);
       smem.ring.expect(at, C::kABytes + C::kBBytes);
       uint64_t* const full = smem.ring.full(at);
@@ -143,29 +142,26 @@ __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, ui
   pipe::RingPlace<C::kStages> at;
   for (int index = first_unit; index < p.tiling.units; index += unit_step) {
     const Unit unit = unit_of(p.tiling, index);
-    const int blocks = blocks_of_piece(p.tiling, unit.piece);
     float acc[C::kConsumerColumns / 2];
 #pragma unroll
     for (int i = 0; i < C::kConsumerColumns / 2; ++i) acc[i] = 0.f;
     if (p.a_k_major) {
       if (p.b_k_major) {
-        contract<C, ptx::Major::kK, ptx::Major::kK>(acc, smem, at, blocks, consumer, lane);
+        contract<C, ptx::Major::kK, ptx::Major::kK>(acc, smem, at, unit.blocks, consumer, lane);
       } else {
-        contract<C, ptx::Major::kK, ptx::Major::kMN>(acc, smem, at, blocks, consumer, lane);
+        contract<C, ptx::Major::kK, ptx::Major::kMN>(acc, smem, at, unit.blocks, consumer, lane);
       }
     } else {
       if (p.b_k_major) {
-        contract<C, ptx::Major::kMN, ptx::Major::kK>(acc, smem, at, blocks, consumer, lane);
+        contract<C, ptx::Major::kMN, ptx::Major::kK>(acc, smem, at, unit.blocks, consumer, lane);
       } else {
-        contract<C, ptx::Major::kMN, ptx::Major::kMN>(acc, smem, at, blocks, consumer, lane);
+        contract<C, ptx::Major::kMN, ptx::Major::kMN>(acc, smem, at, unit.blocks, consumer, lane);
       }
     }
-    const int tile_row = kTile.pair_along_m ? unit.row_unit * kCtasPerCluster + static_cast<int>(rank) : unit.row_unit;
-    const int tile_column =
-        kTile.pair_along_m ? unit.column_unit : unit.column_unit * kCtasPerCluster + static_cast<int>(rank);
-    const int row = tile_row * kTile.m + (C::kSplitsRows ? consumer * 64 : 0);
-    const int column = tile_column * kTile.n + (C::kSplitsRows ? 0 : consumer * C::kConsumerColumns);
-    store_tile(acc, smem.store[consumer], p, row, column, unit.batch * p.tiling.pieces + unit.piece, consumer);
+    const int row_in_unit = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
+    const int column_in_unit =
+        (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * C::kConsumerColumns);
+    store_tile(acc, smem.store[consumer], p, unit, row_in_unit, column_in_unit, consumer);
   }
   finish_stores();
 }

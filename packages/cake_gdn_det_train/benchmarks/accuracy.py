@@ -1,0 +1,205 @@
+"""Errors of the CUDA programs against float64 on a GPU, beside FLA's where it is installed, and what is too large.
+
+    python packages/cake_gdn_det_train/benchmarks/accuracy.py --write
+
+Under mild gates every result is held to 4.5e-3. Under the default gates of a Qwen-style layer, and at 16384 tokens, it
+is held to 1.1 times FLA's error. Closed forms need no reference (see `closed_forms`).
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import cake_gdn_det_train
+from cake_gdn_det_train import chunk_gated_delta_rule
+from cake_shared.bench.gdn_bench import describe_gpu, gpu_name
+from cake_shared.bench.gdn_oracle import float64_rule
+from cake_shared.bench.gdn_peers import GdnArm, installed_peers
+from cake_shared.bench.gpu import gpu_facts
+from cake_shared.bench.result import Result, Table
+from cake_shared.testing.gdn_cuda import moved
+from cake_shared.testing.gdn_inputs import GdnCase, base, packed, states
+from cake_shared.testing.gdn_reference import widened
+from cake_shared.testing.gdn_run import run
+
+PACKAGE = "cake_gdn_det_train"
+MILD_LIMIT, OVER_FLA, CF1_LIMIT, ROUNDING = 4.5e-3, 1.1, 5e-2, 5e-3
+RESULTS = {
+    "o": "o",
+    "final_state": "state",
+    "dq": "dq",
+    "dk": "dk",
+    "dv": "dv",
+    "dg": "dg",
+    "dbeta": "dbeta",
+    "d_initial_state": "dh0",
+}
+HEADS, VALUE_HEADS = 8, 16
+# Name, lengths, gates, dtype of beta, what limits it: "mild", "FLA" or nothing.
+CASES = (
+    ("4 x 1024, mild", (1024,) * 4, "Gmild", torch.float32, "mild"),
+    ("4 x 1024, mild, BF16 beta", (1024,) * 4, "Gmild", torch.bfloat16, "mild"),
+    ("1000 + 1 + 70 + 330, mild", (1000, 1, 70, 330), "Gmild", torch.float32, "mild"),
+    ("1 x 16384, mild", (16384,), "Gmild", torch.float32, "mild, FLA"),
+    ("4 x 1024, default", (1024,) * 4, "Gqwen", torch.float32, "FLA"),
+    ("4 x 1024, default, BF16 beta", (1024,) * 4, "Gqwen", torch.bfloat16, "FLA"),
+    ("1 x 16384, default", (16384,), "Gqwen", torch.float32, "FLA"),
+    ("4 x 1024, half of the gates 0", (1024,) * 4, "G0.5", torch.float32, ""),
+    ("4 x 1024, gates 0", (1024,) * 4, "G0", torch.float32, ""),
+)
+
+
+def make_case(lengths, gate: str, beta_dtype: torch.dtype) -> GdnCase:
+    """A pack with initial states and gradients of its final states, on the GPU."""
+    case = packed(base(sum(lengths), HEADS, VALUE_HEADS, gate=gate), lengths)
+    h0, ds = states(case, len(lengths))
+    return moved(case.with_(initial_state=h0, d_state=ds, beta=case.beta.to(beta_dtype)), "cuda")
+
+
+def relative(got: torch.Tensor, right: torch.Tensor) -> float:
+    """L2 error over the norm of the float64 result; infinity where something is not finite."""
+    got = got.detach().double()
+    if not bool(torch.isfinite(got).all()):
+        return float("inf")
+    return float((got - right).norm() / right.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+
+def errors_of(arm: GdnArm, case: GdnCase, right: dict) -> dict[str, float]:
+    """Relative error of every result of an arm."""
+    results = run(arm.rule, case.with_(cu_seqlens=case.cu_seqlens.to(arm.offsets_dtype)))
+    return {name: relative(results[name], right[name]) for name in RESULTS}
+
+
+def too_large(name: str, limits: str, ours: dict, fla: dict | None) -> list[str]:
+    """Sentences about the errors that pass their limits."""
+    found = []
+    for result, error in ours.items():
+        if "mild" in limits and not error <= MILD_LIMIT:
+            found.append(f"{name}: {result} has error {error:.2e}, the limit is {MILD_LIMIT:.1e}")
+        if "FLA" in limits and fla and not error <= OVER_FLA * fla[result]:
+            found.append(f"{name}: {result} has error {error:.2e}, FLA's is {fla[result]:.2e}")
+    return found
+
+
+def error_tables(arms: list[GdnArm]) -> tuple[list[Table], dict, list[str]]:
+    """Errors of every case and arm, and what is too large."""
+    figures, failures = {}, []
+    for name, lengths, gate, beta_dtype, limits in CASES:
+        case = make_case(lengths, gate, beta_dtype)
+        right = run(float64_rule, widened(case))
+        figures[name] = {arm.name: errors_of(arm, case, right) for arm in arms}
+        failures += too_large(name, limits, figures[name]["ours"], figures[name].get("FLA"))
+        del case, right
+        torch.cuda.empty_cache()
+    rows = [
+        [f"{name}: {arm}", *(f"{errors[result]:.2e}" for result in RESULTS)]
+        for name, by_arm in figures.items()
+        for arm, errors in by_arm.items()
+    ]
+    note = (
+        f"Relative L2 error against float64 by chunks, each result over its own norm; H/HV {HEADS}/{VALUE_HEADS}, beta "
+        "sigmoid(normal), initial and final states. Mild gates are logsigmoid(normal)/16, default gates -A "
+        f"softplus(x + 1) with A spread over (0, 16]. Limits: {MILD_LIMIT:.1e} under mild gates; {OVER_FLA} times "
+        "FLA's under default gates and at 16384 tokens."
+    )
+    return [Table("Errors against float64", ["case", *RESULTS.values()], rows, note)], figures, failures
+
+
+def one_key(tokens: int, beta: float, gate: float) -> GdnCase:
+    """One basis vector as the key of every token."""
+    case = base(tokens, 1, 2)
+    k = torch.zeros_like(case.k)
+    k[..., 5] = 1.0
+    changes = {"k": k, "beta": torch.full_like(case.beta, beta), "g": torch.full_like(case.g, gate)}
+    return moved(case.with_(**changes), "cuda")
+
+
+def identical_keys(rule: Callable) -> dict[str, float]:
+    """CF1: one unit key and beta 1 give o_t = scale (q_t . k) v_t, however long; errors of all tokens and the last."""
+    found = {}
+    for gate in (0.0, -1e-3):
+        for tokens in (128, 1024, 16384, 131072):
+            case = one_key(tokens, 1.0, gate)
+            with torch.no_grad():
+                o = rule(case.q, case.k, case.v, case.g, case.beta)[0]
+            right = case.scale * case.q[..., 5].double()[..., None] * case.v.double()
+            found[f"CF1, g = {gate:g}, {tokens} tokens"] = relative(o, right)
+            found[f"CF1, g = {gate:g}, the last 64 of {tokens}"] = relative(o[:, -64:], right[:, -64:])
+    return found
+
+
+def other_forms(rule: Callable) -> dict[str, float]:
+    """CF2 to CF4, each over the norm of the right result (CF2: of 2 k v^T)."""
+    found = {}
+    for tokens in (127, 128, 200):
+        case = one_key(tokens, 2.0, 0.0)
+        v = case.v[:, :1].expand(case.v.shape)
+        state = rule(case.q, case.k, v, case.g, case.beta, output_final_state=True)[1].detach().double()
+        right = torch.zeros_like(state)
+        right[0, :, 5] = 2.0 * v[0, 0].double()
+        error = state - right if tokens % 2 else state
+        found[f"CF2, {tokens} tokens"] = float(error.norm() / right.norm())
+    for heads, count in ((1, 70000), (24, 2731)):
+        case = moved(base(count, heads, heads), "cuda")
+        offsets = torch.arange(count + 1, dtype=torch.int32, device="cuda")
+        o = rule(case.q, case.k, case.v, case.g, case.beta, cu_seqlens=offsets)[0]
+        score = (case.q.double() * case.k.double()).sum(-1) * case.beta.double() * case.scale
+        found[f"CF3, {count} sequences of one token, {heads} heads"] = relative(o, score[..., None] * case.v.double())
+    case = moved(base(128, 1, 1, gate="G0", beta="b1"), "cuda")
+    k = torch.eye(128, dtype=torch.bfloat16, device="cuda")[None, :, None]
+    o = rule(case.q, k, case.v, case.g, case.beta)[0]
+    right = case.scale * (case.q[0, :, 0].double().tril() @ case.v[0, :, 0].double())
+    found["CF4, 128 basis vectors"] = relative(o[0, :, 0], right)
+    return found
+
+
+def closed_forms(rule: Callable) -> tuple[Table, dict, list[str]]:
+    """Errors of the closed forms; CF1 may not grow with the length by more than its own scatter."""
+    cf1, others = identical_keys(rule), other_forms(rule)
+    failures = []
+    for forms, limit in ((cf1, CF1_LIMIT), (others, ROUNDING)):
+        failures += [f"{name}: error {error:.2e}, limit {limit:.0e}" for name, error in forms.items() if error > limit]
+    for gate in (0.0, -1e-3):
+        short, long = (cf1[f"CF1, g = {gate:g}, the last 64 of {tokens}"] for tokens in (1024, 131072))
+        if long > 1.5 * short:
+            failures.append(f"CF1, g = {gate:g}: the error grows from {short:.2e} to {long:.2e}")
+    rows = [[name, f"{error:.2e}"] for name, error in {**cf1, **others}.items()]
+    note = (
+        "CF1: one unit key, beta 1, o = scale (q . k) v. CF2: the same key, beta 2, g 0, constant v, the state is 2 k "
+        "v^T and 0 in turn. CF3: sequences of one token. CF4: basis vectors as keys, beta 1, g 0. Limits: "
+        f"{CF1_LIMIT:.0e} for CF1, {ROUNDING:.0e} for the others."
+    )
+    return Table("Closed forms", ["form", "error of ours"], rows, note), {**cf1, **others}, failures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="keep the result in benchmarks/results")
+    parser.add_argument("--out", type=Path, help="write the result to this file instead")
+    parser.add_argument("--commit", default="", help="commit of this tree where git cannot say it")
+    options = parser.parse_args()
+    begin = time.monotonic()
+    peers, missing = installed_peers(("FLA",))
+    arms = [GdnArm("ours", chunk_gated_delta_rule, torch.int32, cake_gdn_det_train.__version__), *peers]
+    environment = describe_gpu(Path(__file__).resolve().parents[3], options.commit)
+    environment["driver"] = gpu_facts()["driver"]
+    environment.update({arm.name: arm.version for arm in arms})
+    tables, figures, failures = error_tables(arms)
+    table, forms, wrong = closed_forms(chunk_gated_delta_rule)
+    environment["seconds"] = round(time.monotonic() - begin)
+    data = {"errors": figures, "closed_forms": forms, "failures": [*failures, *wrong], "missing": missing}
+    result = Result(PACKAGE, environment, [*tables, table], data)
+    print(result.text())
+    path = options.out or Path(__file__).parent / "results" / f"accuracy-{gpu_name()}.json"
+    if options.write or options.out:
+        result.save(path)
+    print("\n".join([*missing, *failures, *wrong]), file=sys.stderr)
+    return 1 if failures or wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

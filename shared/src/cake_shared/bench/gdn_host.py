@@ -19,7 +19,7 @@ def module_calls(package: str, run: Callable[[], object]) -> dict[str, Callable[
     """The calls into the package's module that `run` makes, forward and backward, with the arguments it gave them."""
     backend = importlib.import_module(f"{package}.cuda").rule_backend(torch.device("cuda"))
     given: dict[str, tuple] = {}
-    real = {name: getattr(backend, name) for name in ("_forward", "_backward")}
+    real = {name: getattr(backend, name) for name in ("run_forward", "run_backward")}
 
     def recorder(name):
         def record(*arguments):
@@ -35,7 +35,7 @@ def module_calls(package: str, run: Callable[[], object]) -> dict[str, Callable[
     finally:
         for name, function in real.items():
             setattr(backend, name, function)
-    return {name.strip("_"): lambda name=name: real[name](*given[name]) for name in given}
+    return {name.removeprefix("run_"): lambda name=name: real[name](*given[name]) for name in given}
 
 
 def host_table(package: str, rule: Callable) -> tuple[Table, dict[str, float]]:

@@ -26,12 +26,13 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives at the same barrier of another CTA of the cluster.
+// Arrives at the same barrier of another CTA of the cluster. It orders what the asynchronous proxy has read, and says nothing
+// of ordinary writes: an arrival that releases them to the cluster is a fence of the whole device, a microsecond each time.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32_t cta_rank) {
   asm volatile(
       "{\n.reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}"
       ::"r"(shared_address(barrier)), "r"(cta_rank)
       : "memory");
 }

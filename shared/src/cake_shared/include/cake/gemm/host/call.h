@@ -113,27 +113,34 @@ inline SumLaunch make_sum(const GemmCall& call, const Choices& choices) {
   return sum;
 }
 
-// One kernel, and where the contraction is cut the one that adds its pieces, as a function of the stream.
+// One kernel, and where the contraction is cut the one that adds its pieces: launched on a stream, any number of times.
 template <class Params>
-tvm::ffi::Function launch_of(host::KernelRef<Params> kernel, const host::LaunchConfig& config, const Params& params,
-                             const GemmCall& call, const Choices& choices) {
-  const DLDevice device = call.device;
-  if (choices.pieces == 1) {
-    return tvm::ffi::Function::FromTyped([=](int64_t stream) {
-      const host::DeviceGuard current(device);
-      host::LaunchConfig on = config;
-      on.stream = stream;
-      host::launch(kernel, on, params);
-    });
-  }
-  const SumLaunch sum = make_sum(call, choices);
-  return tvm::ffi::Function::FromTyped([=](int64_t stream) {
+struct GemmLaunch {
+  DLDevice device;
+  host::KernelRef<Params> kernel;
+  host::LaunchConfig config;
+  Params params;
+  bool sums;
+  SumLaunch sum;
+
+  void operator()(int64_t stream) const {
     const host::DeviceGuard current(device);
-    host::LaunchConfig on = config, sum_on = sum.config;
-    on.stream = sum_on.stream = stream;
+    host::LaunchConfig on = config;
+    on.stream = stream;
     host::launch(kernel, on, params);
+    if (!sums) return;
+    host::LaunchConfig sum_on = sum.config;
+    sum_on.stream = stream;
     host::launch(CAKE_KERNEL_REF(gemm_sum_any), sum_on, sum.params);
-  });
+  }
+};
+
+template <class Params>
+GemmLaunch<Params> launch_of(host::KernelRef<Params> kernel, const host::LaunchConfig& config, const Params& params,
+                             const GemmCall& call, const Choices& choices) {
+  GemmLaunch<Params> launch{call.device, kernel, config, params, call.slots > 0, {}};
+  if (launch.sums) launch.sum = make_sum(call, choices);
+  return launch;
 }
 
 }  // namespace cake::gemm

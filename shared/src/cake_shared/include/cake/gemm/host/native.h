@@ -72,7 +72,7 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
   }
 }
 
-inline tvm::ffi::Function prepare_native(const TensorView& a, const TensorView& b, const TensorView& out,
+inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorView& b, const TensorView& out,
                                          const OptionalTensor& workspace, const Choices& choices) {
   const TileShape tile = tile_shape(choices.kind);
   GemmCall call = check_gemm(a, b, out, choices);

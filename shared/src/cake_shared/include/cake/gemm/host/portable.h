@@ -5,7 +5,7 @@
 
 namespace cake::gemm {
 
-inline tvm::ffi::Function prepare_portable(const TensorView& a, const TensorView& b, const TensorView& out,
+inline GemmLaunch<PortableParams> make_portable(const TensorView& a, const TensorView& b, const TensorView& out,
                                            const OptionalTensor& workspace, const Choices& choices) {
   constexpr int kThreads = 256, kTile = 128, kStages = 3, kCtasPerMultiprocessor = 2;
   GemmCall call = check_gemm(a, b, out, choices);

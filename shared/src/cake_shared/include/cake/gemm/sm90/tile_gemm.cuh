@@ -181,7 +181,7 @@ __device__ __forceinline__ void tile_gemm(const NativeParams& p) {
     smem.ring.init(1, kCtasPerCluster * kConsumers * 4);
     ptx::mbarrier_init_fence();
   }
-  ptx::cluster_sync();
+  ptx::cluster_sync_relaxed();
   ptx::launch_dependents();
   ptx::wait_for_predecessor();
   const int first_unit = blockIdx.x / kCtasPerCluster, unit_step = gridDim.x / kCtasPerCluster;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void tile_gemm(const NativeParams& p) {
     consume<C>(smem, p, rank, warpgroup - 1, first_unit, unit_step);
   }
   // A CTA's shared memory and barriers must outlive what its partner still sends there.
-  ptx::cluster_sync();
+  ptx::cluster_sync_relaxed();
 }
 
 }  // namespace cake::gemm::sm90

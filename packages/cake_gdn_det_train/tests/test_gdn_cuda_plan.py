@@ -83,14 +83,15 @@ def test_every_stage_of_the_records_is_launched_by_calls_that_ask_for_everything
     assert set(recorder.stages()) == set(programs_of(PACKAGE).stages)
 
 
-def test_all_stages_but_a_calls_first_may_start_early(recorder):
+def test_a_calls_first_stage_starts_after_all_that_came_before(recorder):
     case = base(8193, 1, 2)
     inputs, options = call_of(case)
     _, _, tape = recorder.backend.forward(inputs, options, False, True)
     recorder.backend.backward(inputs, options, case.do, None, tape, Needs(A_log=False, dt_bias=False), 128)
     recorder.backend.forward(*call_of(packed(base(1025, 1, 1), [1] * 1025)), False, False)
-    firsts = [place for place, early in enumerate(recorder.programmatic) if not early]
-    assert [recorder.stages()[place] for place in firsts] == ["prologue", "prologue", "pack_offsets"]
+    stages = recorder.stages()
+    firsts = [0, stages.index("prologue", 1), stages.index("pack_offsets")]
+    assert not any(recorder.programmatic[place] for place in firsts)
 
 
 def test_launches_stay_within_the_records_budgets(recorder):
@@ -215,4 +216,4 @@ def test_workspace_of_a_long_and_of_a_short_call():
     assert "segment entries" in {region.name for region in plan_forward(problem, False).regions}
     short = plan_backward(Problem(4, 4096, 8, 16, None, False, False, 132), True)
     assert short.slots == 0
-    assert short.workspace_bytes == sum(region.bytes for region in short.regions)
+    assert short.workspace_bytes == sum(-(-region.bytes // 1024) * 1024 for region in short.regions)

@@ -105,9 +105,11 @@ inline Pack check_pack(const TensorView& g, const tvm::ffi::Optional<TensorView>
   return pack;
 }
 
+// `early` lets the CTAs become resident while the stage before still runs, where they wait for its end (see begin_stage). It is
+// measured to pay for a few stages only: CTAs of a chain that come early share multiprocessors while others stay idle.
 template <class Params>
 void launch_stage(host::KernelRef<Params> kernel, int64_t ctas, int threads, uint32_t smem_bytes, int64_t stream,
-                  const Params& params, bool first = false) {
+                  const Params& params, bool early = false) {
   if (ctas == 0) return;
   if (ctas > std::numeric_limits<int32_t>::max()) {
     TVM_FFI_THROW(ValueError) << "g: expected chunks and heads that make at most 2^31 - 1 CTAs, got " << ctas;
@@ -117,7 +119,7 @@ void launch_stage(host::KernelRef<Params> kernel, int64_t ctas, int threads, uin
   config.grid.x = static_cast<uint32_t>(ctas);
   config.block.x = static_cast<uint32_t>(threads);
   config.smem_bytes = smem_bytes;
-  config.programmatic = !first;  // every stage waits for the one before it, see begin_stage
+  config.programmatic = early;
   host::launch(kernel, config, params);
 }
 
@@ -127,7 +129,7 @@ inline void launch_prologue(const Pack& pack, PrologueParams p, int64_t stream) 
   p.value_heads = static_cast<int32_t>(pack.heads);
   p.scans_offsets = pack.sequences <= kScannedSequences ? 1 : 0;
   if (!p.scans_offsets) {
-    launch_stage(CAKE_KERNEL_REF(pack_offsets_any), 1, kPackOffsetsThreads, 0, stream, pack.offsets, true);
+    launch_stage(CAKE_KERNEL_REF(pack_offsets_any), 1, kPackOffsetsThreads, 0, stream, pack.offsets);
   }
   const int64_t entries = std::max({pack.chunks * std::max(pack.heads, int64_t{1}), pack.segments, int64_t{1}});
   const int64_t rows_per_cta = kPrologueThreads / 32 * kPrologueRowsPerWarp;
@@ -141,7 +143,7 @@ inline void launch_prologue(const Pack& pack, PrologueParams p, int64_t stream) 
   }
   p.gate_ctas = static_cast<int32_t>(gate_ctas);
   p.row_ctas = static_cast<int32_t>(row_ctas);
-  launch_stage(CAKE_KERNEL_REF(prologue_any), ctas, kPrologueThreads, 0, stream, p, p.scans_offsets != 0);
+  launch_stage(CAKE_KERNEL_REF(prologue_any), ctas, kPrologueThreads, 0, stream, p);
 }
 
 }  // namespace cake::gdn

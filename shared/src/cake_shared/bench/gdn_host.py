@@ -38,6 +38,19 @@ def module_calls(package: str, run: Callable[[], object]) -> dict[str, Callable[
     return {name.removeprefix("run_"): lambda name=name: real[name](*given[name]) for name in given}
 
 
+class _Nothing(torch.autograd.Function):
+    """Six tensors in, one out, gradients of five: what torch itself takes for a function of this shape."""
+
+    @staticmethod
+    def forward(ctx, o, *inputs):
+        ctx.save_for_backward(*inputs)
+        return o.detach()
+
+    @staticmethod
+    def backward(ctx, d_o):
+        return (None, *ctx.saved_tensors)
+
+
 def host_table(package: str, rule: Callable) -> tuple[Table, dict[str, float]]:
     """Host microseconds of the calls into the module, and of whole Python calls."""
     tensors = make_tensors(_SMALL, torch.float32)
@@ -51,6 +64,11 @@ def host_table(package: str, rule: Callable) -> tuple[Table, dict[str, float]]:
         o = rule(*tensors.inputs, cu_seqlens=offsets)[0]
         torch.autograd.grad(o, tensors.inputs, tensors.do)
 
+    o = torch.empty_like(tensors.do)
+
+    def nothing():
+        torch.autograd.grad(_Nothing.apply(o, *tensors.inputs), tensors.inputs, tensors.do)
+
     both()
     inside = module_calls(package, both)
     calls = {
@@ -58,6 +76,7 @@ def host_table(package: str, rule: Callable) -> tuple[Table, dict[str, float]]:
         "C++ call, backward": inside["backward"],
         "Python call, forward without gradients": forward,
         "Python call, forward and backward": both,
+        "an autograd function that does nothing, forward and backward": nothing,
     }
     micros = {name: enqueue_microseconds(call, calls=_CALLS) for name, call in calls.items()}
     rows = [[name, f"{value:.1f} us"] for name, value in micros.items()]

@@ -1,0 +1,98 @@
+"""What a long run sees on a GPU: no compilation, no driver allocation, no wait for the device after warm-up."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from cake_gdn_det_train import chunk_gated_delta_rule, cuda
+from cake_shared import jit
+from cake_shared.jit.settings import cache_directory
+from cake_shared.target import target_of
+from cake_shared.testing.gdn_cuda import moved
+from cake_shared.testing.gdn_inputs import base, packed
+from cake_shared.testing.gdn_run import run
+
+pytestmark = pytest.mark.gpu
+
+FIFTY_PACKS = """
+import torch
+from cake_gdn_det_train import chunk_gated_delta_rule
+for n in range(50):
+    lengths = [37 * n + 5 * i + 1 for i in range(n % 7 + 1)]
+    tokens = sum(lengths)
+    q, k = (torch.randn(1, tokens, 2, 128, device="cuda").bfloat16() / 12 for _ in range(2))
+    v = torch.randn(1, tokens, 2 * (n % 3 + 1), 128, device="cuda").bfloat16().requires_grad_()
+    g, beta = (torch.full(v.shape[:3], x, device="cuda") for x in (-0.1, 0.5))
+    offsets = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    o, _ = chunk_gated_delta_rule(q, k, v, g, beta, cu_seqlens=offsets)
+    o.sum().backward()
+    assert torch.isfinite(v.grad).all()
+print("fifty packs")
+"""
+
+
+def test_U40_fifty_packs_in_a_fresh_process_without_a_compiler(tmp_path):
+    """A warm cache is all that a process needs, whatever T, N and the number of heads; it adds no file to the cache."""
+    entry = jit.build_module(cuda.PACKAGE, target_of().name)
+    cache = tmp_path / "cache"
+    kept = cache / entry.relative_to(cache_directory()) if entry.is_relative_to(cache_directory()) else None
+    if kept is not None:  # else the module lies inside the package
+        shutil.copytree(entry, kept)
+    before = sorted(str(path) for path in cache.rglob("*"))
+    python = tmp_path / "bin"
+    python.mkdir()
+    hidden = ("CUDA_HOME", "CUDA_PATH", "CAKE_NVCC")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment.update(PATH=str(python), CAKE_NVCC=str(tmp_path / "no" / "nvcc"), CAKE_CACHE_DIR=str(cache))
+    done = subprocess.run([sys.executable, "-c", FIFTY_PACKS], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "fifty packs" in done.stdout
+    assert sorted(str(path) for path in cache.rglob("*")) == before
+
+
+def packs():
+    for n in range(12):
+        lengths = [64 * n + 7 * i + 1 for i in range(n % 5 + 1)]
+        yield moved(packed(base(sum(lengths), 2, 4, seed=n), lengths), "cuda")
+
+
+def test_no_driver_allocation_after_warm_up():
+    """Neither torch's allocator nor the module asks the driver for memory again."""
+    cases = list(packs())
+    for case in cases:
+        run(chunk_gated_delta_rule, case)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["segment.all.allocated"], torch.cuda.mem_get_info()[0]
+    for _ in range(3):
+        for case in reversed(cases):
+            run(chunk_gated_delta_rule, case)
+    torch.cuda.synchronize()
+    assert (torch.cuda.memory_stats()["segment.all.allocated"], torch.cuda.mem_get_info()[0]) == before
+
+
+def test_nothing_waits_for_the_device():
+    """Under torch's own check for synchronising calls, with offsets that only the device knows."""
+    (case, *_) = packs()
+    leaves = [getattr(case, name).requires_grad_() for name in ("q", "k", "v", "g", "beta")]
+
+    def step():
+        o, _ = chunk_gated_delta_rule(*leaves, cu_seqlens=case.cu_seqlens.clone())
+        torch.autograd.grad(o, leaves, case.do)
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        # A kernel that runs for longer than the host needs: a hidden wait would show in the events' order.
+        torch.cuda._sleep(200_000_000)
+        done = torch.cuda.Event()
+        done.record()
+        step()
+        assert not done.query(), "the call returned only after the device had finished what was queued before it"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()

@@ -33,6 +33,9 @@ def test_a_program_gives_what_numpy_and_the_gpu_give(name):
         want = measured.get("device_sha256")
         if want is not None:
             assert compare.fingerprint(case.checks, data) == want
+        sums = measured.get("device_sums_sha256")
+        if sums is not None:
+            assert compare.fingerprint(case.checks, data, sums=True) == sums
 
 
 @pytest.mark.parametrize("order", ["lazy", "random"])

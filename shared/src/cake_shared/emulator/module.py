@@ -105,8 +105,8 @@ def _triple(value: int | tuple, name: str) -> tuple[int, int, int]:
 class Module:
     """PTX text, parsed and decoded, with the memory of its variables."""
 
-    def __init__(self, handle: int, description: dict, name: str, target: str):
-        self.name, self.target = name, target
+    def __init__(self, handle: int, description: dict, name: str, target: str, text: str):
+        self.name, self.target, self.text = name, target, text
         self._handle = handle
         self._finalizer = weakref.finalize(self, native.library().cake_emu_module_free, handle)
         self._variables = {v["name"]: (v["address"], v["bytes"]) for v in description["variables"]}
@@ -150,7 +150,7 @@ class Module:
         description = json.loads(native.take_text(out))
         if not handle:
             raise from_native(description, file=name)
-        return cls(handle, description, name, target)
+        return cls(handle, description, name, target, text)
 
     @classmethod
     def from_cuda(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 
 from cake_shared.emulator import native
@@ -16,12 +17,35 @@ _ALIASES = {
 }  # fmt: skip
 _SWIZZLES = {"none": 0, "32B": 1, "64B": 2, "128B": 3}
 _FILLS = {"zero": 0, "nan": 1}
+# struct TensorMap of cpp/tensor_map.h.
+_ENCODING = struct.Struct("<I4BQ5Q4Q5H5B25x")
+_MAGIC = 0x4D54454B
 
 
 def _one_of(name: str, value: str, table: dict[str, int]) -> int:
     if value not in table:
         raise ValueError(f"{name}: got {value!r}, takes one of {', '.join(table)}")
     return table[value]
+
+
+def decode(data: bytes) -> dict | None:
+    """Return what `tensor_map` encoded, by the names of a conformance case's `MapArg`; None for other bytes."""
+    if len(data) != _ENCODING.size:
+        return None
+    magic, dtype, rank, swizzle, nan, address, *rest = _ENCODING.unpack(data)
+    if magic != _MAGIC:
+        return None
+    dims, strides, box, steps = rest[:5], rest[5:9], rest[9:14], rest[14:19]
+    return {
+        "address": address,
+        "dtype": _TYPES[dtype],
+        "dims": tuple(dims[:rank]),
+        "strides_bytes": tuple(strides[: rank - 1]),
+        "box": tuple(box[:rank]),
+        "swizzle_bytes": swizzle,
+        "element_strides": tuple(steps[:rank]),
+        "fill_nan": bool(nan),
+    }
 
 
 def tensor_map(

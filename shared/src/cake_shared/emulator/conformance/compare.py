@@ -24,6 +24,7 @@ class Verdict:
     worst_error: float = 0.0
     worst_of_bound: float = 0.0
     examples: tuple[str, ...] = ()
+    identical: int | None = None  # elements of the same bits, where two runs need not agree in them
 
     @property
     def passed(self) -> bool:
@@ -62,7 +63,7 @@ def _equal(check: Check, got: np.ndarray, want: np.ndarray) -> Verdict:
     wrong = got != want
     if check.rule == "nan" and check.dtype in FLOATS:
         wrong &= ~(is_nan_bits(got, check.dtype) & is_nan_bits(want, check.dtype))
-    return Verdict(check.name, check.rule, got.size, int(wrong.sum()), examples=_examples(wrong, got, want))
+    return Verdict(check.name, "bits", got.size, int(wrong.sum()), examples=_examples(wrong, got, want))
 
 
 def against_reference(check: Check, data: np.ndarray) -> Verdict | None:
@@ -78,17 +79,21 @@ def against_reference(check: Check, data: np.ndarray) -> Verdict | None:
 def against_device(check: Check, emulated: np.ndarray, measured: np.ndarray) -> Verdict:
     """Compare the emulator's buffer with the GPU's. Two runs that are each within a bound may differ by twice it."""
     got, want = check.view(emulated), check.view(measured)
-    if check.rule == "bound":
-        return _within(check, widen(got, check.dtype), widen(want, check.dtype), 2 * np.asarray(check.bound))
+    if check.rule == "bound" and not check.same_bits:
+        verdict = _within(check, widen(got, check.dtype), widen(want, check.dtype), 2 * np.asarray(check.bound))
+        return dataclasses.replace(verdict, identical=int((got == want).sum()))
     return _equal(check, got, want)
 
 
-def fingerprint(checks: Sequence[Check], data: dict[str, np.ndarray]) -> str | None:
-    """SHA-256 of all results that must agree bit for bit, NaN made canonical; None when a program has none such."""
+def fingerprint(checks: Sequence[Check], data: dict[str, np.ndarray], sums: bool = False) -> str | None:
+    """SHA-256 of all results that must agree bit for bit, NaN made canonical; None when a program has none such.
+
+    With ``sums`` of those that NumPy judges within a bound while the emulator gives the GPU's bits, else of the others.
+    """
     digest = hashlib.sha256()
     any_exact = False
     for check in checks:
-        if check.rule == "bound":
+        if check.same_bits != sums or (check.rule == "bound" and not sums):
             continue
         any_exact = True
         values = check.view(data[check.buffer]).copy()

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from cake_shared.emulator.conformance.model import Case, Launch, MapArg, Ptr
+from cake_shared.emulator.conformance.model import Case, Launch, MapArg, Ptr, Struct
 
 _CLUSTER_DIMENSION = 4
 _PROGRAMMATIC_STREAM_SERIALIZATION = 6
@@ -76,7 +76,7 @@ class Device:
 
     def run_case(self, case: Case) -> dict[str, np.ndarray]:
         """Run every launch of ``case`` in order; returns ``{buffer name: contents as uint8}``."""
-        module = self._load(case.ptx())
+        modules = {unit: self._load(text) for unit, text in case.units().items()}
         addresses, sizes = {}, {}
         for key, value in case.buffers.items():
             source = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
@@ -86,7 +86,7 @@ class Device:
             addresses[key], sizes[key] = address, source.size
         following = [launch.programmatic for launch in case.launches[1:]] + [False]
         for launch, overlapped in zip(case.launches, following, strict=True):
-            self._launch(module, launch, addresses)
+            self._launch(modules[launch.unit], launch, addresses)
             if not overlapped:
                 try:
                     self.call("cuCtxSynchronize")
@@ -97,7 +97,8 @@ class Device:
             result[key] = np.empty(sizes[key], np.uint8)
             self.call("cuMemcpyDtoH_v2", ctypes.c_void_p(result[key].ctypes.data), address, ctypes.c_size_t(sizes[key]))
             self.call("cuMemFree_v2", address)
-        self.call("cuModuleUnload", module)
+        for module in modules.values():
+            self.call("cuModuleUnload", module)
         return result
 
     def _load(self, ptx: str) -> ctypes.c_void_p:
@@ -143,6 +144,9 @@ class Device:
             return ctypes.c_uint64(addresses[arg.buffer].value + arg.offset_bytes)
         if isinstance(arg, MapArg):
             return self._tensor_map(arg, addresses[arg.buffer].value + arg.offset_bytes)
+        if isinstance(arg, Struct):
+            places = {name: address.value for name, address in addresses.items()}
+            arg = arg.placed(places, lambda m: bytes(self._tensor_map(m, places[m.buffer] + m.offset_bytes)))
         data = arg if isinstance(arg, bytes) else np.asarray(arg).tobytes()
         return (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
 

@@ -42,8 +42,30 @@ class MapArg:
 
 
 @dataclasses.dataclass(frozen=True)
+class Struct:
+    """A kernel argument: a struct by value, as a host filled it for memory that lay elsewhere.
+
+    ``pointers`` are (byte, buffer, offset in it), ``maps`` (byte, tensor map): what to put there for the runner's buffers.
+    """
+
+    data: bytes
+    pointers: tuple[tuple[int, str, int], ...] = ()
+    maps: tuple[tuple[int, MapArg], ...] = ()
+
+    def placed(self, addresses: dict[str, int], encode: Callable[[MapArg], bytes]) -> bytes:
+        """The struct for buffers at these addresses; ``encode`` makes a runner's tensor maps."""
+        data = bytearray(self.data)
+        for at, buffer, offset in self.pointers:
+            data[at : at + 8] = (addresses[buffer] + offset).to_bytes(8, "little")
+        for at, tensor_map in self.maps:
+            encoded = encode(tensor_map)
+            data[at : at + len(encoded)] = encoded
+        return bytes(data)
+
+
+@dataclasses.dataclass(frozen=True)
 class Launch:
-    """One kernel launch. ``args`` holds Ptr, MapArg, NumPy scalars (passed by value) or bytes (a struct by value)."""
+    """One kernel launch. ``args`` holds Ptr, MapArg, Struct, NumPy scalars (passed by value) or bytes (a struct by value)."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -52,6 +74,7 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
     programmatic: bool = False
+    unit: str = ""  # which text holds the kernel, where a case has several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +94,11 @@ class Check:
     rule: str = "bits"
     expected: np.ndarray | None = None
     bound: np.ndarray | float | None = None
+    same_bits: bool = False  # within a bound of NumPy, but the emulator gives the GPU's bits
+
+    def at(self, buffer: str, offset_bytes: int) -> Check:
+        """The same check of another slice."""
+        return dataclasses.replace(self, buffer=buffer, offset_bytes=offset_bytes)
 
     def view(self, data: np.ndarray) -> np.ndarray:
         """The slice of ``data`` (a uint8 copy of the whole buffer) as this check's dtype."""
@@ -88,13 +116,21 @@ class Refusal:
 
 @dataclasses.dataclass
 class Case:
-    """A program with its inputs. ``buffers`` are the initial contents; the runners work on copies."""
+    """A program with its inputs. ``buffers`` are the initial contents; the runners work on copies.
 
-    ptx: Callable[[], str]
+    ``ptx`` gives one text, or one a unit.
+    """
+
+    ptx: Callable[[], str | dict[str, str]]
     buffers: dict[str, np.ndarray]
     launches: Sequence[Launch]
     checks: Sequence[Check]
     refusal: Refusal | None = None
+
+    def units(self) -> dict[str, str]:
+        """The texts by unit; a single text is the unit of no name."""
+        texts = self.ptx()
+        return {"": texts} if isinstance(texts, str) else texts
 
 
 @dataclasses.dataclass(frozen=True)

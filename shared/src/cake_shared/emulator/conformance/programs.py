@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cake_shared.emulator.conformance.families import convert, floating, integer, kernels, matrix, tensor
+from cake_shared.emulator.conformance.families import convert, floating, integer, kernels, matrix, own, tensor
 from cake_shared.emulator.conformance.model import Program
 from cake_shared.emulator.conformance.snippets import Snippet, build_case
 
@@ -41,4 +41,5 @@ PROGRAMS: list[Program] = [
     *kernels.PROGRAMS,
     *matrix.PROGRAMS,
     *tensor.PROGRAMS,
+    *own.PROGRAMS,
 ]

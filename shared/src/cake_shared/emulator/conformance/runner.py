@@ -75,8 +75,8 @@ def _worker(side: str, name: str, connection) -> None:
 
 
 def _tally(verdicts: Sequence[compare.Verdict]) -> dict:
-    exact = [v for v in verdicts if v.rule != "bound"]
     bounded = [v for v in verdicts if v.rule == "bound"]
+    exact = [v for v in verdicts if v.rule != "bound"]
     summary: dict = {
         "elements": sum(v.elements for v in verdicts),
         "exact": {"elements": sum(v.elements for v in exact), "different": sum(v.wrong for v in exact)},
@@ -88,6 +88,9 @@ def _tally(verdicts: Sequence[compare.Verdict]) -> dict:
             "worst_error": max(v.worst_error for v in bounded),
             "worst_error_as_fraction_of_bound": round(max(v.worst_of_bound for v in bounded), 6),
         }
+    identical = [v for v in verdicts if v.identical is not None]
+    if identical:
+        summary["identical"] = {v.name: f"{v.identical} of {v.elements}" for v in identical}
     failures = [f"{v.name}: {v.wrong} of {v.elements}; {'; '.join(v.examples)}" for v in verdicts if not v.passed]
     if failures:
         summary["failures"] = failures
@@ -133,6 +136,8 @@ def judge(program: Program, emulated: Side, measured: Side | None) -> dict:
         entry["device_against_numpy"] = _tally(verdicts)
         passed &= all(v.passed for v in verdicts)
         entry["device_sha256"] = compare.fingerprint(checks, measured.data)
+        if any(check.same_bits for check in checks):
+            entry["device_sums_sha256"] = compare.fingerprint(checks, measured.data, sums=True)
         if emulated.data is not None:
             both = [
                 compare.against_device(check, emulated.data[check.buffer], measured.data[check.buffer])

@@ -3,6 +3,7 @@
 
 #include "access.h"
 #include "decode.h"
+#include "tensor_core.h"
 
 namespace cake::emu {
 namespace {
@@ -54,6 +55,46 @@ double value(Element e, u32 word, u32 index) {
   }
 }
 
+template <Element kElement>
+float single(u32 word, u32 index) {
+  return static_cast<float>(value(kElement, word, index));
+}
+
+// BF16, FP16 or TF32 operands with FP32 accumulators, the same bits as on an H200. The fragments are those of h_mma.
+template <Element kElement>
+void h_mma_single(Warp& w, const Ins& i) {
+  const Shape s = unpack(i.flags);
+  const u32* slots = w.gang->launch->program->operands.data() + i.list;
+  constexpr u32 e = kElement == Element::TF32 ? 1 : 2;
+  const u32 a_registers = s.k / (2 * e), b_registers = s.k / (4 * e);
+  const u32 *d_slots = slots, *a_slots = slots + 4, *b_slots = a_slots + a_registers, *c_slots = b_slots + b_registers;
+  float a[16][16], b[16][8], c[16][8];
+  for (u32 r = 0; r < a_registers; ++r) {
+    const u32* words = w.slot<u32>(a_slots[r]);
+    for (u32 lane = 0; lane < kLanes; ++lane) {
+      float* to = &a[lane / 4 + 8 * (r % 2)][e * (lane % 4) + r / 2 * 4 * e];
+      for (u32 x = 0; x < e; ++x) to[x] = single<kElement>(words[lane], x);
+    }
+  }
+  for (u32 r = 0; r < b_registers; ++r) {
+    const u32* words = w.slot<u32>(b_slots[r]);
+    for (u32 lane = 0; lane < kLanes; ++lane) {
+      for (u32 x = 0; x < e; ++x) b[e * (lane % 4) + r * 4 * e + x][lane / 4] = single<kElement>(words[lane], x);
+    }
+  }
+  for (u32 r = 0; r < 4; ++r) {
+    const u32* words = w.slot<u32>(c_slots[r]);
+    for (u32 lane = 0; lane < kLanes; ++lane) c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = std::bit_cast<float>(words[lane]);
+  }
+  const TensorCore core(&b[0][0], 8, s.k);
+  for (u32 row = 0; row < 16; ++row) core.multiply_add(a[row], 1, c[row]);
+  for (u32 r = 0; r < 4; ++r) {
+    u32* words = w.slot<u32>(d_slots[r]);
+    for (u32 lane = 0; lane < kLanes; ++lane) words[lane] = std::bit_cast<u32>(c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2]);
+  }
+  w.stats->mma_flops += 2ull * s.m * s.n * s.k;
+}
+
 // Rows of A and columns of B follow the lane's quad, contraction indices its place in the quad; each further register
 // adds eight rows first, then the next stretch of the contraction.
 void h_mma(Warp& w, const Ins& i) {
@@ -87,7 +128,7 @@ void h_mma(Warp& w, const Ins& i) {
       const int l = static_cast<int>(lane);
       switch (s.acc) {
         case Accumulator::F64: c[row][column] = std::bit_cast<double>(w.lane64(c_slots[r], l)); break;
-        case Accumulator::F32: c[row][column] = std::bit_cast<float>(w.lane32(c_slots[r], l)); break;
+        case Accumulator::F32: c[row][column] = std::bit_cast<float>(w.lane32(c_slots[r], l)); break;  // of 8-bit floats
         case Accumulator::S32: c[row][column] = static_cast<i32>(w.lane32(c_slots[r], l)); break;
         case Accumulator::F16:
           c[row][column] = to_float(Half{static_cast<u16>(w.lane32(c_slots[r / 2], l) >> 16 * (r % 2))});
@@ -95,7 +136,6 @@ void h_mma(Warp& w, const Ins& i) {
       }
     }
   }
-  // Products of narrow formats are exact in FP64; the sum is rounded once at the end (FP64 itself: fused, in order).
   for (u32 row = 0; row < s.m; ++row) {
     for (u32 k = 0; k < s.k; ++k) {
       const double x = a[row][k];
@@ -216,6 +256,10 @@ void decode_mma(Decoder& d, Ins& i) {
   i.kind = Kind::Sync;
   i.sync = Sync::All;
   i.fn = h_mma;
+  if (s.acc != Accumulator::F32 || e > 2) return;
+  if (s.a == s.b && s.a == Element::F16) i.fn = h_mma_single<Element::F16>;
+  if (s.a == s.b && s.a == Element::BF16) i.fn = h_mma_single<Element::BF16>;
+  if (s.a == s.b && s.a == Element::TF32) i.fn = h_mma_single<Element::TF32>;
 }
 
 // Lane l holds two neighbouring elements of row l/4; .trans swaps rows and columns on the way.

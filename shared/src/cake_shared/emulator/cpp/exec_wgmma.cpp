@@ -6,6 +6,7 @@
 
 #include "decode.h"
 #include "shadow.h"
+#include "tensor_core.h"
 #include "tile.h"
 #include "wgmma.h"
 
@@ -132,6 +133,14 @@ void compute(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors, bool 
           d[m * s.n + n] = static_cast<i32>(std::clamp<i64>(sum, INT32_MIN, INT32_MAX));
         }
       }
+      Fragment<T>::store(w, d_slots, s, d);
+      return;
+    }
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (s.d == Accumulator::F32 && element_bytes(s.a) >= 2) {
+      const TensorCore core(b.data(), s.n, depth);
+      for (u32 m = 0; m < 16; ++m) core.multiply_add(a.data() + m, 16, d.data() + m * s.n);
       Fragment<T>::store(w, d_slots, s, d);
       return;
     }

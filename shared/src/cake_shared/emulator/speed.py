@@ -1,0 +1,165 @@
+"""Measures the emulator: `python -m cake_shared.emulator.speed --out FILE` on an otherwise idle machine.
+
+The engine is built from cold in an empty cache; kernels run on one core. Rates are the best of several runs, in warp
+instructions a second of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from cake_shared._version import __version__
+from cake_shared.emulator import Module, Options, Report
+from cake_shared.emulator.conformance.emulate import run_case
+from cake_shared.emulator.conformance.families import own
+
+RESULTS = Path(__file__).parent / "results_speed.json"
+# What the engine has to reach: millions of warp instructions a second, and seconds to build.
+LEAST = {"cheap": 30.0, "all": 5.0}
+MOST_BUILD_SECONDS = 40.0
+
+_ROUNDS = {"arithmetic": 4000, "shared_tile": 1500}
+_REPEATS = 5
+
+
+def _cpu() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0].partition(":")[2].strip() if names else platform.machine()
+
+
+def build_seconds() -> dict[str, float]:
+    """Build the engine in an empty cache directory; return wall seconds and the seconds of all cores together."""
+    program = "from cake_shared.emulator import native; print(native.library_path())"
+    with tempfile.TemporaryDirectory(prefix="cake-speed-") as cache:
+        began = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "CAKE_CACHE_DIR": cache},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        wall = time.perf_counter() - began
+        manifest = json.loads((Path(done.stdout.split()[-1]).parent / "manifest.json").read_text())
+    return {"wall": round(wall, 1), "core": round(manifest["core_seconds"], 1)}
+
+
+def _rate(run: object) -> float:
+    """Millions of warp instructions a second of the best of several runs."""
+    best = 0.0
+    for _ in range(_REPEATS):
+        began = time.process_time()
+        instructions = run()
+        best = max(best, instructions / (time.process_time() - began))
+    return round(best * 1e-6, 1)
+
+
+def kernel_rates() -> dict[str, dict[str, float]]:
+    """Return the rates of the kernels of speed.cu by the detectors that watch."""
+    module = Module.from_cuda(str(Path(__file__).with_name("speed.cu")))
+    source, out = np.ones(1024, np.float32), np.zeros(1024, np.float32)
+    found: dict[str, dict[str, float]] = {}
+    for kernel, rounds in _ROUNDS.items():
+        params = [out, rounds] if kernel == "arithmetic" else [module.const(source), out, rounds]
+
+        def run(detect: str, kernel: str = kernel, params: list = params) -> Report:
+            return module.launch(kernel, 4, 256, params, options=Options(detect=detect))
+
+        found[kernel] = {detect: _rate(lambda d=detect: run(d).instructions) for detect in LEAST}
+    return found
+
+
+def program_rates() -> dict[str, dict[str, float]]:
+    """Return the rates of the project's own programs, host chains of the packages that are installed here."""
+    found = {}
+    for program in own.PROGRAMS:
+        case = program.build()
+
+        def run(detect: str, case: object = case) -> int:
+            reports: list[Report] = []
+            run_case(case, options=Options(detect=detect), reports=reports)
+            return sum(report.instructions for report in reports)
+
+        found[program.name] = {detect: _rate(lambda d=detect: run(d)) for detect in LEAST}
+    return found
+
+
+def measure() -> dict:
+    """Return everything that the result file holds."""
+    load = os.getloadavg()[0]
+    return {
+        "what": "millions of warp instructions a second on one core by the detectors that watch, and seconds to build the engine",
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "load_average_before": round(load, 2),
+        "python": platform.python_version(),
+        "cxx": subprocess.run(["c++", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0],
+        "cake_shared": __version__,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "build_seconds": build_seconds(),
+        "kernels": kernel_rates(),
+        "programs": program_rates(),
+    }
+
+
+def shortfalls(result: dict) -> list[str]:
+    """Return what of a result misses the demands; uniform arithmetic for the cheap detectors, all kernels for all."""
+    found = []
+    if result["build_seconds"]["wall"] > MOST_BUILD_SECONDS:
+        found.append(f"the build takes {result['build_seconds']['wall']} s, at most {MOST_BUILD_SECONDS} are asked for")
+    for name, rates in result["kernels"].items():
+        found += [
+            f"{name} under {detect} detectors: {rates[detect]} million a second, at least {least} are asked for"
+            for detect, least in LEAST.items()
+            if rates[detect] < least
+        ]
+    return found
+
+
+def markdown(result: dict) -> str:
+    """Return the table that EMULATOR.md quotes."""
+    rows = [f"| {name} | {rates['cheap']} | {rates['all']} |" for name, rates in (result["kernels"] | result["programs"]).items()]
+    build = result["build_seconds"]
+    return "\n".join(
+        [
+            f"Measured {result['date']} on one core of {result['cpu']} with cake-shared {result['cake_shared']}: the engine is built in",
+            f"{build['wall']} s ({build['core']} core-seconds on {result['cores']} cores). Millions of warp instructions a second:",
+            "",
+            "| program | cheap detectors | all |",
+            "|---|---:|---:|",
+            *rows,
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, write the file, renew the table of EMULATOR.md; 1 when a demand is missed."""
+    parser = argparse.ArgumentParser(prog="python -m cake_shared.emulator.speed", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"the result file ({RESULTS.name} beside this module)")
+    parser.add_argument("--page", type=Path, help="EMULATOR.md, to renew the table between its markers")
+    arguments = parser.parse_args(argv)
+    result = measure()
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(markdown(result))
+    if arguments.page:
+        before, _, rest = arguments.page.read_text().partition(BEGIN)
+        arguments.page.write_text(f"{before}{BEGIN}\n{markdown(result)}\n{END}{rest.partition(END)[2]}")
+    missed = shortfalls(result)
+    print("\n".join(missed), file=sys.stderr) if missed else None
+    return 1 if missed else 0
+
+
+BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
+
+if __name__ == "__main__":
+    sys.exit(main())

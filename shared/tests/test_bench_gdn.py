@@ -1,0 +1,191 @@
+"""The GPU bench of the gated delta rule, as far as a CPU can run it: reference, checks, digests, tables, options."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from cake_shared.bench import gdn_peers
+from cake_shared.bench.gdn_bench import GdnBench
+from cake_shared.bench.gdn_check import check_arms
+from cake_shared.bench.gdn_gpu import Call, make_tensors
+from cake_shared.bench.gdn_oracle import float64_rule
+from cake_shared.bench.gdn_peers import GdnArm, installed_peers
+from cake_shared.bench.gdn_report import digest, floor_ms, memory_table, plotted, summary_table, time_table
+from cake_shared.bench.result import Result, Table
+from cake_shared.bench.timing import SAME_ARM
+from cake_shared.testing import assert_bitwise_equal, assert_near
+from cake_shared.testing.gdn_inputs import GATES, base, packed, states
+from cake_shared.testing.gdn_reference import reference, widened
+from cake_shared.testing.gdn_run import run
+from cake_shared.workloads import GDN, GdnWorkload, gdn_workload
+
+SMALL = GdnWorkload("small", 1, 2, (70, 33))
+
+
+def arm(name, rule=float64_rule, **changes):
+    return dataclasses.replace(GdnArm(name, rule, torch.int64, "1"), **changes)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_the_reference_is_the_recurrence(gate):
+    case = packed(base(140, 1, 2, K=16, V=16, gate=gate), (70, 0, 65))
+    h0, ds = states(case, 3)
+    case = case.with_(initial_state=h0, d_state=ds)
+    results, expected = run(float64_rule, widened(case)), reference(case)
+    for name in ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "d_initial_state"):
+        if name == "dg" and gate == "Gtiny":  # e^-26 of the others: what cancels decides its digits
+            assert float((results[name] - expected[name]).abs().max()) < 1e-14
+            continue
+        assert_near(results[name], expected[name], 1e-12, name)
+
+
+def test_the_reference_of_a_batch():
+    case = base(70, 2, 4, B=2, K=16, V=16)
+    results, expected = run(float64_rule, widened(case)), reference(case)
+    for name in ("o", "dq", "dk", "dv", "dg", "dbeta"):
+        assert_near(results[name], expected[name], 1e-12, name)
+
+
+def rounded(*tensors, **keywords):
+    o, state = float64_rule(*tensors, **keywords)
+    return o.to(tensors[2].dtype), state
+
+
+def test_right_arms_are_timed_and_wrong_ones_are_not():
+    def late(*tensors, **keywords):
+        o, state = rounded(*tensors, **keywords)
+        return o.roll(1, 1), state
+
+    def broken(*tensors, **keywords):
+        raise ValueError("out of order")
+
+    arms = [arm("ours", rounded), arm("right", rounded), arm("late", late), arm("broken", broken)]
+    checks, admitted = check_arms(arms, SMALL, make_tensors(SMALL, torch.float32, device="cpu"))
+    assert admitted == ["ours", "right"]
+    assert max(checks["ours"].values()) < 3e-3
+    assert checks["late"]["o"] > 0.5
+    assert "out of order" in checks["broken"]["failed"]
+
+
+def test_nothing_is_timed_when_ours_is_wrong_or_moves_its_bits():
+    tensors = make_tensors(SMALL, torch.float32, device="cpu")
+
+    def scaled(*inputs, **keywords):
+        o, state = rounded(*inputs, **keywords)
+        return o * 1.1, state
+
+    with pytest.raises(RuntimeError, match="small, 1/2: ours has errors"):
+        check_arms([arm("ours", scaled)], SMALL, tensors)
+    calls = []
+
+    def drifting(*inputs, **keywords):
+        o, state = rounded(*inputs, **keywords)
+        calls.append(None)
+        return o * (1.0 + 2**-9 * (len(calls) % 2)), state
+
+    with pytest.raises(RuntimeError, match="ours has other bits on a repeat in o"):
+        check_arms([arm("ours", drifting)], SMALL, tensors)
+
+
+def test_all_operations_are_one_function():
+    tensors = make_tensors(SMALL, torch.bfloat16, device="cpu")
+    both, again, o = (Call(arm("ours", rounded), name, tensors)() for name in ("fwd+bwd", "ckpt", "fwd"))
+    for one, other in zip(both, again, strict=True):
+        assert_bitwise_equal(one, other)
+    assert_bitwise_equal(o, both[0])
+    assert not o.requires_grad
+
+
+def test_an_eager_call_has_offsets_of_its_own():
+    seen = []
+
+    def rule(*inputs, cu_seqlens, **keywords):
+        seen.append(cu_seqlens)
+        return rounded(*inputs, cu_seqlens=cu_seqlens, **keywords)
+
+    call = Call(arm("ours", rule), "fwd", make_tensors(SMALL, torch.float32, device="cpu"))
+    for step in (call.reuse, call.reuse, call.renew, call.renew):
+        step()
+        call()
+    assert seen[0] is seen[1]
+    assert len({id(x) for x in seen}) == 3
+    assert all(x.tolist() == [0, 70, 103] for x in seen)
+
+
+KEY = "small, 1/2 | FP32 | fwd | graph"
+
+
+def samples(**medians):
+    names = {"ours": medians["ours"], SAME_ARM: medians["ours"], **{n: x for n, x in medians.items() if n != "ours"}}
+    return {KEY: {"events": {name: [x, 1.01 * x, 0.99 * x, x, x] for name, x in names.items()}}}
+
+
+def test_a_digest_compares_what_both_processes_have():
+    found = digest([samples(ours=1.0, fast=0.5, slow=2.0, lost=1.0), samples(ours=1.0, fast=0.5, slow=2.0)], "ours")
+    case = found[KEY]
+    assert case["ratio_to_ours"] == pytest.approx({"ours": 1.0, SAME_ARM: 1.0, "fast": 0.5, "slow": 2.0})
+    assert case["verdict"] == {"fast": "ours is slower", "slow": "ours is faster"}
+    assert case["samples"] == 10
+    assert "lost" not in case["median_ms"]
+
+
+def test_tables_mark_what_is_slower_or_no_different():
+    found = digest([samples(ours=1.0, fast=0.5, slow=2.0, equal=1.0)] * 2, "ours")
+    table = time_table(found, [SMALL], "FP32", "graph", "ours", True)
+    assert table.columns == ["workload, H/HV", "fwd ms", "fwd fast", "fwd slow", "fwd equal", "fwd over floor"]
+    assert table.rows[0][:5] == ["small, 1/2", "1.000", "**0.50**", "2.00", "1.00 ="]
+    assert time_table(found, [SMALL], "BF16", "graph", "ours", True) is None
+    rows = {row[1]: row[2:4] for row in summary_table(found, "ours").rows}
+    assert rows == {"fast": ["0.50", "1 of 1"], "slow": ["2.00", "0 of 1"], "equal": ["1.00", "1 of 1"]}
+    assert plotted(found) == {"small, 1/2 | fwd": {"ratio_to_ours": found[KEY]["ratio_to_ours"]}}
+
+
+def test_memory_names_arms_that_failed():
+    table = memory_table({"a | FP32": {"ours": 2**30, "peer": 2**31}, "b | FP32": {"ours": 2**29}}, "FP32", True)
+    assert table.rows == [["a", "1.000", "2.000"], ["b", "0.500", "failed"]]
+
+
+def test_the_floor_of_the_largest_workload():
+    """0.43 ms of arithmetic forward and 1.8 ms with the backward: sums done by hand for H/HV 16/32."""
+    workload = gdn_workload("16 x 4096", 32)
+    assert floor_ms(workload, "fwd") == pytest.approx(0.43, abs=5e-3)
+    assert floor_ms(workload, "fwd+bwd") == pytest.approx(1.775, abs=5e-3)
+    assert floor_ms(workload, "ckpt") == floor_ms(workload, "fwd") + floor_ms(workload, "fwd+bwd")
+
+
+def test_tables_that_are_not_for_the_readme_stay_in_the_file(tmp_path):
+    tables = [Table("Shown", ["a"], [["1"]]), Table("Detail", ["a", "b"], [["1", "2"]], readme=False)]
+    result = Result("package", {}, tables)
+    assert "Detail" not in result.markdown("h200")
+    assert result.markdown("h200").startswith("<!-- bench-h200:begin -->")
+    assert "Detail,1,b,2" in result.csv()
+    result.save(tmp_path / "h200.json")
+    assert Result.load(tmp_path / "h200.json") == result
+
+
+def options(*words):
+    return GdnBench("package", Path("/a/b/c/d/bench_gpu.py"), list)._parse(words)
+
+
+def test_options_choose_cases():
+    bench = GdnBench("package", Path("/a/b/c/d/bench_gpu.py"), list)
+    assert len(bench.cases(options())) == len(GDN) * (3 * 3 + 3 * 2)
+    chosen = bench.cases(options("--workloads", "4 x 4096, 8/16; 1/3", "--betas", "BF16", "--launches", "graph"))
+    assert {case.key for case in chosen if case.operation == "fwd"} == {
+        "4 x 4096, 8/16 | BF16 | fwd | graph",
+        "11000 + 12000 + 9768, 1/3 | BF16 | fwd | graph",
+    }
+    with pytest.raises(ValueError, match="--betas: got 'FP8', takes some of FP32,BF16"):
+        bench.cases(options("--betas", "FP8"))
+    with pytest.raises(ValueError, match="--workloads: got 'nothing', fits none of 4 x 4096, 8/16"):
+        bench.cases(options("--workloads", "nothing"))
+
+
+def test_peers_that_do_not_import_are_named(monkeypatch):
+    def broken():
+        raise RuntimeError("no GPU\nhere")
+
+    monkeypatch.setitem(gdn_peers.PEERS, "FLA", broken)
+    assert installed_peers(("FLA",)) == ([], ["FLA is not measured: RuntimeError: no GPU here"])

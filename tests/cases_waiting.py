@@ -12,7 +12,6 @@ KNOWN = (
     *("CF1", "CF2", "CF3", "CF4", "CF5"),
 )
 
-ROUTER = "packages/dense_projection_det_gemm/tests/test_det_gemm_router.py"
 MODULES = "shared/tests/test_jit_modules.py"
 COMPILERS = "shared/tests/test_jit_compilers.py"
 
@@ -28,13 +27,6 @@ TESTED_AS = {
         (COMPILERS, "test_cuda_home_with_stray_colons_and_missing_entries"),
         (COMPILERS, "test_one_line_names_the_four_places_the_reasons_and_the_remedy"),
         (COMPILERS, "test_arch_lists_of_other_projects_decide_nothing"),
-    ),
-    "U57": (
-        (ROUTER, "test_error_is_no_larger_than_plain_fp32"),
-        (ROUTER, "test_expert_sets_are_those_of_float64"),
-        (ROUTER, "test_exact_ties_stay_ties"),
-        (ROUTER, "test_rows_of_extreme_weights"),
-        (ROUTER, "test_finite_weights_make_no_nan"),
     ),
 }
 

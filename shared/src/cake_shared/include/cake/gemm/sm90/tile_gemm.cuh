@@ -82,15 +82,14 @@ __device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, ui
     const int row = (kTile.pair_along_m ? unit.row_unit * kCtasPerCluster + static_cast<int>(rank) : unit.row_unit) * kTile.m;
     const int column =
         (kTile.pair_along_m ? unit.column_unit : unit.column_unit * kCtasPerCluster + static_cast<int>(rank)) * kTile.n;
-    const int shared_row = kTile.pair_along_m ? column : row;
     int k = unit.first_block * kBlockK;
     for (int block = 0; block < unit.blocks; ++block, k += kBlockK) {
       smem.ring.wait_empty(at);
       smem.ring.expect(at, C::kABytes + C::kBBytes);
       uint64_t* const full = smem.ring.full(at);
-      load_operand<kTile.m, C::kA.shared>(smem.a[at.stage], p.a, p.a_k_major, C::kA.shared ? shared_row : row, k,
+      load_operand<kTile.m, C::kA.shared>(smem.a[at.stage], p.a, p.a_k_major, row, k,
                                           unit.batch * p.a_batch_step, rank, full);
-      load_operand<kTile.n, C::kB.shared>(smem.b[at.stage], p.b, p.b_k_major, C::kB.shared ? shared_row : column, k,
+      load_operand<kTile.n, C::kB.shared>(smem.b[at.stage], p.b, p.b_k_major, column, k,
                                           unit.batch * p.b_batch_step, rank, full);
       at.advance();
     }

@@ -1,0 +1,69 @@
+"""Plans of the CUDA path: what may be cut, that every block of the contraction is somewhere, what depends on what."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cake_shared.gemm.problem import GemmProblem
+from dense_projection_det_gemm.cuda_plan import MIN_PIECE_BLOCKS, NATIVE, PORTABLE, plan_gemm_cuda
+
+EXTENT = st.integers(1, 70000)
+
+
+def problem(m, n, k, a_major="m", b_major="n", **changes):
+    return GemmProblem(1, m, n, k, a_major, b_major, "bfloat16", target="cuda", **changes)
+
+
+@given(EXTENT, EXTENT, st.integers(0, 70000), st.sampled_from(["m", "k"]), st.sampled_from(["n", "k"]), st.booleans())
+def test_every_block_of_every_unit_belongs_to_one_piece(m, n, k, a_major, b_major, native):
+    plan = plan_gemm_cuda(problem(m, n, k, a_major, b_major), native)
+    blocks = math.ceil(k / 64)
+    units = math.ceil(m / plan.tile.rows) * math.ceil(n / plan.tile.columns)
+    cut = plan.cut
+    assert 0 <= cut.whole_units <= units
+    if cut.whole_units == units:
+        assert (cut.pieces, plan.workspace_bytes) == (1, 0)
+        return
+    assert (a_major, b_major) == ("m", "n")
+    assert cut.pieces > 1
+    assert (cut.pieces - 1) * cut.piece_blocks < blocks <= cut.pieces * cut.piece_blocks
+    assert cut.piece_blocks >= MIN_PIECE_BLOCKS
+    slots = (units - cut.whole_units) * cut.pieces
+    assert plan.workspace_bytes == 4 * slots * plan.tile.rows * plan.tile.columns
+
+
+@pytest.mark.parametrize("layout", [("k", "k"), ("k", "n"), ("m", "k")])
+def test_rows_that_are_promised_apart_are_never_cut(layout):
+    for m in (1, 48, 4096, 16384):
+        plan = plan_gemm_cuda(problem(m, 64, 65536, *layout))
+        assert plan.cut.pieces == 1
+
+
+def test_transposed_results_are_cut_by_the_layout_of_the_operands():
+    straight = plan_gemm_cuda(problem(48, 4096, 16384))
+    turned = plan_gemm_cuda(problem(4096, 48, 16384, out_major="m"))
+    assert turned.swapped
+    assert turned.cut == straight.cut
+    assert turned.tile == straight.tile
+
+
+def test_the_dtype_of_the_result_moves_no_sum():
+    for shape in ((48, 4096, 16231), (1024, 5120, 16384), (512, 4096, 16172)):
+        rounded = problem(*shape)
+        exact = dataclasses.replace(rounded, out_dtype="float32", accumulate=True)
+        assert plan_gemm_cuda(rounded).cut == plan_gemm_cuda(exact).cut
+        assert plan_gemm_cuda(rounded).tile == plan_gemm_cuda(exact).tile
+
+
+def test_narrow_weight_gradients_fill_a_device():
+    for d_out, d_in in ((32, 4096), (64, 4096), (48, 5120)):
+        plan = plan_gemm_cuda(problem(d_out, d_in, 16384))
+        assert plan.stage == "flat_out"
+        assert plan.cut.pieces * math.ceil(d_in / 512) > NATIVE["flat_out"].at_once * 0.8
+
+
+def test_portable_plans_have_the_portable_tile():
+    assert plan_gemm_cuda(problem(48, 4096, 16384), native=False).tile == PORTABLE

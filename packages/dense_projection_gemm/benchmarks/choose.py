@@ -37,6 +37,7 @@ HELD = (8, 16, 32)
 GROUPS, SCREENING = 20, 6
 WINS, BESIDE, WHOLE = 0.99, 1.03, 1.013
 FREE = {"deterministic": False}
+FREE_FAMILY = free.api._FREE
 
 HOLD = r"""
 extern "C" __global__ void hold(long long ns) {
@@ -99,6 +100,7 @@ class Table:
         key = tuple(getattr(problem, name) for name in cuda_plan.KEY)
         self._rows = {(*self._device, *key): {"stage": choice[0], "whole_units": choice[1]}}
         cuda_plan.plan_measured.cache_clear()
+        FREE_FAMILY.launcher.recipes.forget()
 
 
 def arms(row, mode):

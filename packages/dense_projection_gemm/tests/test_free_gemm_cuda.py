@@ -32,6 +32,10 @@ def split_everything(monkeypatch):
         return plan_split(problem, multiprocessors)
 
     monkeypatch.setattr(cuda, "plan_measured", plan)
+    # Eager calls remember the plan of their signature.
+    free.api._FREE.launcher.recipes.forget()
+    yield
+    free.api._FREE.launcher.recipes.forget()
 
 
 def gemm(a, b, out, transposed_out=False, accumulate=False):
@@ -60,6 +64,7 @@ def test_other_numbers_of_multiprocessors(multiprocessors, monkeypatch):
     """Fewer clusters than the device has: other cuts, the same accuracy."""
     backend = cuda.split_backend(torch.device("cuda"))
     monkeypatch.setattr(cuda, "plan_measured", lambda problem, *_: plan_split(problem, multiprocessors))
+    free.api._FREE.launcher.recipes.forget()
     monkeypatch.setattr(backend, "multiprocessors", multiprocessors)
     for out_dtype in (FP32, BF16):
         GemmCase(640, 1032, 1000, "m", "n", out_dtype).check(gemm)

@@ -54,6 +54,7 @@ class GemmBackend:
         stream: Callable[[], int],
     ):
         self.module = module
+        self.architecture = architecture
         self.native = records_of(architecture)[0].kind == "native"
         self.multiprocessors = multiprocessors
         self.stream = stream
@@ -83,12 +84,18 @@ class GemmBackend:
             return plan, _nothing
         return plan, self._launch_of(plan, a, b, out)
 
+    def launcher(self, stage: str, problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], None]]:
+        """Return `(a, b, out) -> callable` for many calls of one problem that is not empty; `stage` as in `prepare`."""
+        if stage == "router_out":
+            return lambda a, b, out: self.router.prepare(problem, a, b, out)[1]
+        return functools.partial(self._launch_of, plan_gemm_cuda(problem, self.native))
+
     @functools.cached_property
     def router(self):
         """What runs the router's products through the same module."""
         from dense_projection_det_gemm.cuda_router import RouterBackend
 
-        return RouterBackend(self.module, self.multiprocessors, self.stream)
+        return RouterBackend(self)
 
     def _launch_of(self, plan: CudaGemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
         problem = plan.problem
@@ -176,3 +183,8 @@ def prepare(stage, problem, a, b, out):
         The module cannot be built.
     """
     return gemm_backend(out.device).prepare(stage, problem, a, b, out)
+
+
+def launcher(stage, problem, out):
+    """What `prepare` does for a problem that it has served before, looking nothing up: `(a, b, out) -> run`."""
+    return gemm_backend(out.device).launcher(stage, problem)

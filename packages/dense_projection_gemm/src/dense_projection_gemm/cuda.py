@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -129,3 +130,11 @@ def prepare(stage, problem, a, b, out):
         if plan is not None:
             return plan, split_backend(out.device).prepare(plan, a, b, out)
     return det.prepare(stage, problem, a, b, out)
+
+
+def launcher(stage, problem, out):
+    """What `prepare` does for a problem that it has served before, looking nothing up: `(a, b, out) -> run`."""
+    plan = plan_measured(problem, *_facts_of(out.device.index)) if stage == "gemm_out" else None
+    if plan is None:
+        return det.launcher(stage, problem, out)
+    return functools.partial(split_backend(out.device).prepare, plan)

@@ -18,19 +18,19 @@ class Projection(torch.autograd.Function):
         # An attribute, not a saved tensor: the backward of another use of the same weight adds into it in between.
         ctx.main_grad = main_grad if w_wanted else None
         ctx.save_for_backward(x if w_wanted else None, w if x_wanted else None)
-        return launcher.forward(x, w).launch()
+        return launcher.run("forward", x, w)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         """Gradients for x and w; None where unwanted and where the weight's went into `main_grad`."""
         x, w = ctx.saved_tensors
-        dx = None if w is None else ctx.launcher.dgrad(g, w).launch()
+        dx = None if w is None else ctx.launcher.run("dgrad", g, w)
         dw = None
         if x is not None and ctx.main_grad is not None:
-            ctx.launcher.wgrad(g, x, out=ctx.main_grad, accumulate=True).launch()
+            ctx.launcher.run("wgrad", g, x, ctx.main_grad, None, True)
         elif x is not None:
-            dw = ctx.launcher.wgrad(g, x).launch()
+            dw = ctx.launcher.run("wgrad", g, x)
         return None, dx, dw, None
 
 
@@ -43,15 +43,15 @@ class Router(torch.autograd.Function):
         _, x_wanted, w_wanted = ctx.needs_input_grad
         ctx.launcher, ctx.x_dtype = launcher, x.dtype
         ctx.save_for_backward(x if w_wanted else None, w if x_wanted else None)
-        return launcher.router_forward(x, w).launch()
+        return launcher.run("router_forward", x, w)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         """Gradients for x and w; None where unwanted."""
         x, w = ctx.saved_tensors
-        dx = None if w is None else ctx.launcher.router_dgrad(g, w).launch().to(ctx.x_dtype)
-        dw = None if x is None else ctx.launcher.router_wgrad(g, x).launch()
+        dx = None if w is None else ctx.launcher.run("router_dgrad", g, w).to(ctx.x_dtype)
+        dw = None if x is None else ctx.launcher.run("router_wgrad", g, x)
         return None, dx, dw
 
 
@@ -60,9 +60,9 @@ class Undifferentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, name, run, *operands):
-        """Return `run()`; `operands` are there so that autograd sees them."""
+        """Return `run(*operands)`."""
         ctx.name = name
-        return run()
+        return run(*operands)
 
     @staticmethod
     def backward(ctx, *grads):

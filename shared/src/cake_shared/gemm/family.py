@@ -1,5 +1,7 @@
 """The functions that both GEMM packages offer, on one package's planner: checks, then eager or operator."""
 
+import functools
+
 import torch
 
 from cake_shared.dispatch import as_operator, is_plain, refuse_forward_ad
@@ -54,14 +56,33 @@ class GemmFamily:
 
     def gemm(self, a, b, out, transposed_out, accumulate, backend):
         """`out (+)= a @ b`; returns out."""
+        if type(transposed_out) is bool and type(accumulate) is bool:
+            kind = "gemm, transposed out" if transposed_out else "gemm"
+            recipe = self._recipe(backend, kind, a, b, out, None, accumulate)
+            if recipe is not None:
+                contract.refuse_autograd("out", a, b, out)
+                return recipe(a, b, out)
         contract.check_gemm(a, b, out, transposed_out, accumulate)
         contract.refuse_autograd("out", a, b, out)
-        run = self.ops.gemm if self._as_operator(backend, a=a, b=b, out=out) else self._run_gemm
-        run(a, b, out, transposed_out, accumulate)
+        if self._as_operator(backend, a=a, b=b, out=out):
+            self.ops.gemm(a, b, out, transposed_out, accumulate)
+        else:
+            prepared = self._prepare_gemm(a, b, out, transposed_out, accumulate)
+            prepared.launch()
+            self.launcher.learn(prepared, kind, a, b, out, None, accumulate)
         return out
+
+    def _recipe(self, backend, *call):
+        """What an earlier call of this signature found out, where that is all there is to ask; else None."""
+        return self.launcher.recipes.find(*call) if backend in (None, "cuda") else None
 
     def forward(self, x, w, main_grad, backend):
         """`x @ w.T` with autograd."""
+        recipe = self._recipe(backend, "forward", x, w) if main_grad is None else None
+        if recipe is not None:
+            if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+                return autograd.Projection.apply(self.launcher, x, w, None)
+            return recipe(x, w)
         contract.check_forward(x, w)
         if main_grad is not None:
             contract.check_main_grad(main_grad, w)
@@ -71,52 +92,74 @@ class GemmFamily:
             return self.ops.projection_forward_main_grad(x, w, main_grad)
         if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
             return autograd.Projection.apply(self.launcher, x, w, main_grad)
-        return self.launcher.forward(x, w).launch()
+        return self.launcher.run("forward", x, w)
 
     def dgrad(self, g, w, backend):
         """`g @ w`."""
+        recipe = self._recipe(backend, "dgrad", g, w)
+        if recipe is not None:
+            return _undifferentiable("projection_dgrad", recipe, g, w)
         contract.check_dgrad(g, w)
         if self._as_operator(backend, g=g, w=w):
             return self.ops.projection_dgrad(g, w)
-        return _undifferentiable("projection_dgrad", lambda: self.launcher.dgrad(g, w).launch(), g, w)
+        return _undifferentiable("projection_dgrad", functools.partial(self.launcher.run, "dgrad"), g, w)
 
     def wgrad(self, g, x, out, out_dtype, accumulate, backend):
         """`g.T @ x`, into `out` where given."""
+        if type(accumulate) is bool and (out_dtype is None or isinstance(out_dtype, torch.dtype)):
+            recipe = self._recipe(backend, "wgrad", g, x, out, out_dtype, accumulate)
+            if recipe is not None and out is None:
+                return _undifferentiable("projection_wgrad", recipe, g, x)
+            if recipe is not None:
+                contract.refuse_autograd("out", g, x, out)
+                return recipe(g, x, out)
         contract.check_wgrad(g, x)
         dtype = contract.check_wgrad_out(g, x, out, out_dtype, accumulate)
         through_operator = self._as_operator(backend, g=g, x=x)
         if out is None:
             if through_operator:
                 return self.ops.projection_wgrad(g, x, dtype)
-            return _undifferentiable("projection_wgrad", lambda: self.launcher.wgrad(g, x, None, dtype).launch(), g, x)
+            run = functools.partial(self.launcher.run, "wgrad", out=None, dtype=out_dtype)
+            return _undifferentiable("projection_wgrad", run, g, x)
         contract.refuse_autograd("out", g, x, out)
         if through_operator:
             self.ops.projection_wgrad_out(g, x, out, accumulate)
             return out
-        return self.launcher.wgrad(g, x, out, None, accumulate).launch()
+        return self.launcher.run("wgrad", g, x, out, out_dtype, accumulate)
 
     def router_forward(self, x, w, backend):
         """`x @ w.T` to FP32 accuracy, with autograd."""
+        recipe = self._recipe(backend, "router_forward", x, w)
+        if recipe is not None:
+            if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+                return autograd.Router.apply(self.launcher, x, w)
+            return recipe(x, w)
         contract.check_forward(x, w, contract.ROUTER_FORWARD)
         if self._as_operator(backend, x=x, w=w):
             return self.ops.router_forward(x, w)
         if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
             return autograd.Router.apply(self.launcher, x, w)
-        return self.launcher.router_forward(x, w).launch()
+        return self.launcher.run("router_forward", x, w)
 
     def router_dgrad(self, g, w, backend):
         """`g @ w` to FP32 accuracy."""
+        recipe = self._recipe(backend, "router_dgrad", g, w)
+        if recipe is not None:
+            return _undifferentiable("router_dgrad", recipe, g, w)
         contract.check_dgrad(g, w, contract.ROUTER_DGRAD)
         if self._as_operator(backend, g=g, w=w):
             return self.ops.router_dgrad(g, w)
-        return _undifferentiable("router_dgrad", lambda: self.launcher.router_dgrad(g, w).launch(), g, w)
+        return _undifferentiable("router_dgrad", functools.partial(self.launcher.run, "router_dgrad"), g, w)
 
     def router_wgrad(self, g, x, backend):
         """`g.T @ x` to FP32 accuracy."""
+        recipe = self._recipe(backend, "router_wgrad", g, x)
+        if recipe is not None:
+            return _undifferentiable("router_wgrad", recipe, g, x)
         contract.check_wgrad(g, x, contract.ROUTER_WGRAD)
         if self._as_operator(backend, g=g, x=x):
             return self.ops.router_wgrad(g, x)
-        return _undifferentiable("router_wgrad", lambda: self.launcher.router_wgrad(g, x).launch(), g, x)
+        return _undifferentiable("router_wgrad", functools.partial(self.launcher.run, "router_wgrad"), g, x)
 
     def prepare_gemm(self, a, b, out, transposed_out, accumulate, backend):
         """The plan object of `gemm`."""
@@ -170,4 +213,4 @@ class GemmFamily:
 def _undifferentiable(name, run, *operands):
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
         return autograd.Undifferentiable.apply(name, run, *operands)
-    return run()
+    return run(*operands)

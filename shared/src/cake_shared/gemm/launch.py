@@ -10,6 +10,7 @@ import torch
 from cake_shared.gemm import cpu, layout, router_cpu
 from cake_shared.gemm.check import check_no_overlap, dtype_name
 from cake_shared.gemm.problem import GemmProblem, RouterProblem
+from cake_shared.gemm.recipes import Recipes, signature
 
 
 class Prepared:
@@ -23,10 +24,11 @@ class Prepared:
         What `launch()` writes and returns.
     """
 
-    def __init__(self, plan, out, run):
+    def __init__(self, plan, out, run, views=None, stage=None, problem=None):
         self.plan = plan
         self.out = out
         self._run = run
+        self.views, self.stage, self.problem = views, stage, problem  # of what a GPU runs: for Recipes
 
     def launch(self):
         """Run once; allocates nothing, records no autograd, returns `out`.
@@ -53,13 +55,40 @@ class Launcher:
     plan_gemm, plan_router : callable
         `GemmProblem -> plan`, `RouterProblem -> plan` of the CPU backend.
     cuda : module
-        The package's `cuda.py`, with `prepare(stage, problem, a, b, out) -> (plan, callable)`.
+        The package's `cuda.py`, with `prepare(stage, problem, a, b, out) -> (plan, callable)`, and for the calls after
+        the first `launcher(stage, problem, out)`: `(a, b, out) -> callable`, or None.
     """
 
     def __init__(self, plan_gemm, plan_router, cuda):
         self._plan_gemm = plan_gemm
         self._plan_router = plan_router
         self._cuda = cuda
+        self.recipes = Recipes()
+
+    def run(self, kind, left, right, out=None, dtype=None, accumulate=False):
+        """Run the function of that name, operands copied where their layout needs it; returns the output.
+
+        Not for tensors that autograd or a dispatch mode watches. The first call of a signature on a GPU goes through a
+        `Prepared`, the next ones through what it found out.
+        """
+        recipe = self.recipes.find(kind, left, right, out, dtype, accumulate)
+        if recipe is not None:
+            return recipe(left, right, out)
+        if kind == "wgrad":
+            prepared = self.wgrad(left, right, out, dtype or torch.bfloat16, accumulate)
+        else:
+            prepared = getattr(self, kind)(left, right)
+        result = prepared.launch()
+        self.learn(prepared, kind, left, right, out, dtype, accumulate)
+        return result
+
+    def learn(self, prepared, kind, left, right, out=None, dtype=None, accumulate=False):
+        """Keep for calls of this signature what `prepared` found out, where a GPU runs it."""
+        if prepared.views is None:
+            return
+        key = signature(kind, left, right, out, dtype, accumulate)
+        launcher = self._cuda.launcher(prepared.stage, prepared.problem, prepared.views[2])
+        self.recipes.learn(key, left, right, prepared.out, prepared.views, launcher)
 
     def gemm(self, names, a, b, out, accumulate=False):
         """Prepare `out (+)= a @ b` on `[L, M, K]`, `[L, K, N]`, `[L, M, N]` views (or without L) that keep the rule.
@@ -87,7 +116,7 @@ class Launcher:
         check_no_overlap(names[2], target, **{names[0]: a, names[1]: b})
         if problem.target == "cuda":
             plan, run = self._cuda.prepare("gemm_out", problem, a, b, target)
-            return Prepared(plan, out, run)
+            return Prepared(plan, out, run, (a, b, target), "gemm_out", problem)
         plan = self._plan_gemm(problem)
         buffers = cpu.allocate(plan)
         return Prepared(plan, out, torch.no_grad()(lambda: cpu.run_gemm(plan, a, b, target, buffers)))
@@ -109,7 +138,7 @@ class Launcher:
         check_no_overlap(names[2], target, **{names[0]: a, names[1]: b})
         if problem.target == "cuda":
             plan, run = self._cuda.prepare("router_out", problem, a, b, target)
-            return Prepared(plan, out, run)
+            return Prepared(plan, out, run, (a, b, target), "router_out", problem)
         plan = self._plan_router(problem)
         buffers = cpu.allocate(plan)
         return Prepared(plan, out, torch.no_grad()(lambda: router_cpu.run_router(plan, a, b, target, buffers)))

@@ -15,6 +15,7 @@ namespace cake::gemm {
 inline constexpr int kBlockK = 64;        // elements of the contraction in a stage: rows of 128 bytes
 inline constexpr int kStoreRows = 64;     // rows of a block of the epilogue
 inline constexpr int kStoreRowBytes = 128;
+inline constexpr int kWarpRows = 16;      // of them: a warp's, which it stores by itself
 
 enum class TileKind : int32_t {
   kWide = 0,    // 128 x 256

@@ -160,7 +160,7 @@ __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, ui
     const int row_in_unit = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
     const int column_in_unit =
         (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * C::kConsumerColumns);
-    store_tile(acc, smem.store[consumer], p, unit, row_in_unit, column_in_unit, consumer);
+    store_tile(acc, smem.store[consumer], p, unit, row_in_unit, column_in_unit);
   }
   finish_stores();
 }

@@ -33,7 +33,7 @@ def architecture_cell(package: str, architecture: str) -> str:
     """How many of a package's CUDA stages have a program there, and the weakest of their strongest evidence."""
     programs = programs_of(package)
     if not programs.stages:
-        return "no programs yet"
+        return "none of its own"
     records = programs.records_for(architecture)
     if not records:
         return f"0 of {len(programs.stages)} stages"

@@ -157,7 +157,7 @@ def test_status_says_no_more_than_the_records(checkout):
     assert "| drain | nothing | none | no program yet | no program yet | no program yet | no program yet |" in table
     assert table.splitlines()[2].count("no program yet") == len(TARGETS) - 1
     assert "emulated for several, it is one program emulated" in table
-    assert status_table("cake_probe_without").startswith("No CUDA programs yet")
+    assert status_table("cake_probe_without").startswith("No CUDA programs of its own")
 
 
 def test_status_check_write_check(checkout, capsys):

@@ -10,17 +10,17 @@ class Twin:
         self.__name__, self.program, self.offset = name, program, offset
 
 
-def rows(deterministic, free):
+def rows(deterministic, free, device):
     exact = torch.linspace(1.0, 2.0, 8, dtype=torch.float64)
     results = [{"o": (exact * (1 + twin.offset)).float(), "h": None} for twin in (deterministic, free)]
-    yield from compare("line", *results, {"o": exact, "h": None}, lambda dtype: 1e-6)
+    yield from compare("line", *results, {"o": exact, "h": None}, lambda name, dtype: 1e-6)
 
 
 def run_report(monkeypatch, *twins):
     modules = {twin.__name__: twin for twin in twins}
     monkeypatch.setattr(parity.importlib, "import_module", modules.__getitem__)
     lines = []
-    pair = Pair(*modules, lambda module: module.program, rows)
+    pair = Pair(*modules, lambda module, device: module.program, rows)
     return report(pair, lines.append), "\n".join(lines)
 
 

@@ -266,7 +266,7 @@ def status_table(package: str) -> str:
     """Return the Markdown table of a package's stages by architecture, as its records state it."""
     programs = programs_of(package)
     if not programs.stages:
-        return "No CUDA programs yet: the CPU backend serves every architecture's machines."
+        return "No CUDA programs of its own."
     lines = [
         "| stage | writes | program | " + " | ".join(TARGETS) + " |",
         "|---|---|---|" + "---|" * len(TARGETS),

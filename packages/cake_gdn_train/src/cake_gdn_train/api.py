@@ -6,7 +6,19 @@ from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.ops import Gradients, RuleOps, Saved
 from cake_shared.gdn.options import make_call
 
-_ops = RuleOps("cake_gdn_train")
+
+def _cuda_backend(device: torch.device):
+    from cake_gdn_train.cuda import rule_backend
+
+    return rule_backend(device)
+
+
+_ops = RuleOps("cake_gdn_train", _cuda_backend)
+
+
+def check_served(device: torch.device, backend: str | None = None) -> None:
+    """Raise what a call with tensors on `device` raises for that and its `backend`; builds the module where it must."""
+    _ops.backend(device, backend)
 
 
 def chunk_gated_delta_rule(
@@ -36,7 +48,7 @@ def chunk_gated_delta_rule(
         S_t = exp(g_t) (S_(t-1) - beta_t k_t^T (k_t S_(t-1))) + beta_t k_t^T v_t        o_t = scale q_t S_t
 
     computed in chunks of 64 tokens (Yang et al., *Gated Delta Networks*, arXiv 2412.06464). Promised is accuracy, not
-    bits: on CUDA this package may use atomics and plan by load. On the CPU it runs the program of cake_gdn_det_train.
+    bits: on CUDA this package may use atomics and plan by load. For now it runs the programs of cake_gdn_det_train.
 
     Strided views are taken as they are. There are gradients for q, k, v, g, beta, initial_state, A_log and dt_bias, in
     their inputs' dtypes, and none of a second order.
@@ -90,7 +102,7 @@ def chunk_gated_delta_rule(
     TypeError, ValueError
         For an argument of the wrong kind, dtype, shape, device or value; the message names it, what it got and takes.
     UnsupportedArchError
-        For CUDA, which this package does not serve yet.
+        For a CUDA device of an architecture that lacks a program; the message has the way out.
     """
     flags = (
         use_qk_l2norm_in_kernel,
@@ -178,7 +190,7 @@ def chunk_gated_delta_rule_fwd(
     TypeError, ValueError
         For an argument of the wrong kind, dtype, shape, device or value; the message names it, what it got and takes.
     UnsupportedArchError
-        For CUDA, which this package does not serve yet.
+        For a CUDA device of an architecture that lacks a program; the message has the way out.
     """
     inputs, options = make_call(
         q,
@@ -277,7 +289,7 @@ def chunk_gated_delta_rule_bwd(
     TypeError, ValueError
         For an argument of the wrong kind, dtype, shape, device or value; the message names it, what it got and takes.
     UnsupportedArchError
-        For CUDA, which this package does not serve yet.
+        For a CUDA device of an architecture that lacks a program; the message has the way out.
     """
     inputs, options = make_call(
         q,

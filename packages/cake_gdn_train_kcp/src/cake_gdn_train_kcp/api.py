@@ -82,7 +82,7 @@ def chunk_gated_delta_rule(
         For an argument of the wrong kind, dtype, shape, device or value, before any communication; the message names
         it, what it got and takes. The other ranks cannot see that and wait for this one until the group's timeout.
     UnsupportedArchError
-        For CUDA, which cake_gdn_train does not serve yet.
+        For a CUDA device of an architecture that lacks a program of cake_gdn_train; the message has the way out.
     """
     if group is None:
         if shards is not None:

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cake_gdn_train.api import check_served
 from cake_gdn_train_kcp.plan import Shard, plan_shards
 from cake_gdn_train_kcp.sharded import Place
-from cake_shared.check import check_backend, check_dtype, check_tensor, kind_of
-from cake_shared.errors import UnsupportedArchError
+from cake_shared.check import check_dtype, check_tensor, kind_of
 from cake_shared.gdn.check import check_call
+from cake_shared.gdn.cuda.rule import check_problem
 from cake_shared.gdn.options import Inputs, Options
 
 
@@ -53,16 +54,24 @@ def make_place(group: Any, cu_seqlens: Any, cuts: Sequence[int] | None, shards: 
     return Place(group, planned, rank)
 
 
+def check_exchange(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Raise `ValueError` where a group would exchange a device's tensors by way of the host, or not at all."""
+    try:
+        name = group._get_backend(device).name()
+    except RuntimeError:
+        name = "no backend"
+    if name in ("gloo", "no backend"):
+        raise ValueError(f"group: got one with {name} for tensors on {device}, takes one with nccl for them")
+
+
 def check_rank(inputs: Inputs, options: Options, place: Place, backend: Any) -> None:
     """Check one rank's tensors against its shard."""
-    check_backend(backend)
     check_call(replace(inputs, cu_seqlens=place.local_offsets()), options)
     device = inputs.q.device
-    if device.type != "cpu" or backend == "cuda":
-        raise UnsupportedArchError(
-            f"backend: got {backend!r} with tensors on {device}; cake_gdn_train_kcp has no CUDA programs yet and takes "
-            "backend='cpu' (or None) with tensors in host memory: move them with .cpu()"
-        )
+    check_served(device, backend)
+    if device.type == "cuda":
+        check_problem(inputs, inputs.v.shape[3])
+        check_exchange(place.group, device)
     if inputs.q.shape[1] < place.shard.tokens:
         raise ValueError(
             f"q: got T = {inputs.q.shape[1]} tokens, takes at least the {place.shard.tokens} of the shard of rank "

@@ -47,12 +47,17 @@ def is_cut(shards: Sequence[Shard]) -> bool:
 def gather_pairs(pair: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Gather every rank's pair `[HV, K, K + V]`; returns `[world_size, HV, K, K + V]` in rank order."""
     gathered = pair.new_empty((dist.get_world_size(group), *pair.shape))
-    dist.all_gather(list(gathered.unbind(0)), pair, group=group)
+    if pair.device.type == "cpu":
+        dist.all_gather(list(gathered.unbind(0)), pair, group=group)
+    else:
+        dist.all_gather_into_tensor(gathered, pair, group=group)
     return gathered
 
 
 def compose_states(pairs: torch.Tensor, ranks: Sequence[int]) -> torch.Tensor:
     """State after the tokens of `ranks`: the first gives its own, each further one maps it, in rank order.
+
+    Composed in FP64, which no setting of torch rounds to less, and rounded once.
 
     Parameters
     ----------
@@ -68,9 +73,13 @@ def compose_states(pairs: torch.Tensor, ranks: Sequence[int]) -> torch.Tensor:
     """
     width = pairs.shape[2]
     state = pairs[ranks[0], :, :, width:]
+    if len(ranks) == 1:
+        return state
+    state = state.double()
     for rank in ranks[1:]:
-        state = torch.baddbmm(pairs[rank, :, :, width:], pairs[rank, :, :, :width], state)
-    return state
+        pair = pairs[rank].double()
+        state = torch.baddbmm(pair[..., width:], pair[..., :width], state)
+    return state.to(pairs.dtype)
 
 
 def compose_gradients(pairs: torch.Tensor, ranks: Sequence[int]) -> torch.Tensor:

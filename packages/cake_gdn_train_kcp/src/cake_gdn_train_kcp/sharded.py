@@ -3,7 +3,7 @@
 Inside, states are `[N, HV, K, V]` whatever the layout of the call.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -109,6 +109,25 @@ def _run(inputs: Inputs, options: Options, states: torch.Tensor | None, want_fin
     )
 
 
+def _exit_state(piece: Inputs, options: Options, initial: torch.Tensor | None) -> torch.Tensor:
+    """The state `[HV, K, V]` after a run of tokens."""
+    return _run(piece, options, initial, True, False)[1][0]
+
+
+def _maps(piece: Inputs, options: Options) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pair of a run of tokens, M `[HV, K, K]` and N `[HV, K, V]`.
+
+    A GPU has no program for the pair alone: without values the states evolve by M, so that the identity becomes it.
+    """
+    if piece.k.device.type == "cpu":
+        maps = forward_maps(piece, options)
+        return maps.linear[0], maps.constant[0]
+    heads, key_dim, _ = _state_shape(piece)
+    identity = torch.eye(key_dim, dtype=_state_dtype(piece), device=piece.k.device).expand(1, heads, -1, -1)
+    constant = _exit_state(piece, options, None)
+    return _exit_state(replace(piece, v=torch.zeros_like(piece.v)), options, identity), constant
+
+
 @isolated
 def forward(inputs: Inputs, options: Options, place: Place, want_final: bool, save: bool):
     """Outputs of this rank's tokens, final states of its local sequences or None, and the tape.
@@ -129,14 +148,12 @@ def forward(inputs: Inputs, options: Options, place: Place, want_final: bool, sa
             pair[..., key_dim:] = results[1][-1]
     elif shard.continues_to_next:
         tail = _tokens(inputs, *shard.cu_seqlens[-2:])
-        reduced = forward_maps(tail, options)
         if shard.passes_through:
-            transfer = reduced.linear[0]
-            pair[..., :key_dim], pair[..., key_dim:] = transfer, reduced.constant[0]
-        elif inputs.initial_state is None:
-            pair[..., key_dim:] = reduced.constant[0]
+            transfer, pair[..., key_dim:] = _maps(tail, options)
+            pair[..., :key_dim] = transfer
         else:
-            pair[..., key_dim:] = reduced(inputs.initial_state[-1:].to(pair.dtype))[0]
+            initial = None if inputs.initial_state is None else inputs.initial_state[-1:].to(pair.dtype)
+            pair[..., key_dim:] = _exit_state(tail, options, initial)
     pairs = gather_pairs(pair, place.group)
     if results is None:
         entry = compose_states(pairs, source_ranks(place.shards, place.rank))

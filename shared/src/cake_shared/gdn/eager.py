@@ -117,16 +117,19 @@ class KnownCalls:
         for flag in flags:
             if flag is not True and flag is not False:
                 return None
+        q, k, v, g, beta, *others = tensors
         try:
-            return (
-                *((type(x), x.shape, x.dtype, x.device, x.layout) if x is not None else None for x in tensors),
-                type(scale),
-                scale,
-                flags,
-                backend,
-            )
+            needed = (
+                type(q), q.shape, q.dtype, q.device, q.layout, type(k), k.shape, k.dtype, k.device, k.layout,
+                type(v), v.shape, v.dtype, v.device, v.layout, type(g), g.shape, g.dtype, g.device, g.layout,
+                type(beta), beta.shape, beta.dtype, beta.device, beta.layout, type(scale), scale, flags, backend,
+            )  # fmt: skip
+            for place, x in enumerate(others):
+                if x is not None:
+                    needed += place, type(x), x.shape, x.dtype, x.device, x.layout
         except (AttributeError, RuntimeError):
             return None
+        return needed
 
     def get(self, description: tuple | None) -> CheckedCall | None:
         """Return the call of a description, or None."""

@@ -1,5 +1,6 @@
 """Calls that do not see the caller's global settings."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 
@@ -18,9 +19,13 @@ def isolated(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*arguments, **keywords):
         with ieee_products():
-            if not torch.is_autocast_enabled("cpu") and torch.get_default_device().type == "cpu":
+            autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+            if not autocast and torch.get_default_device().type == "cpu":
                 return function(*arguments, **keywords)
-            with torch.autocast("cpu", enabled=False), torch.device("cpu"):
+            with contextlib.ExitStack() as settings:
+                settings.enter_context(torch.device("cpu"))
+                for kind in autocast:
+                    settings.enter_context(torch.autocast(kind, enabled=False))
                 return function(*arguments, **keywords)
 
     return call

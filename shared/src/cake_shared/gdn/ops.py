@@ -120,11 +120,11 @@ class RuleOps:
     package
         Import name: the operators' namespace, and what errors name.
     cuda_backend
-        `cuda_backend(device)` returns what runs the rule on a CUDA device, with the functions of
-        `cake_shared.gdn.cpu`, or raises `UnsupportedArchError`; None while the package has no CUDA programs for it.
+        `cuda_backend(device)` returns what runs the rule on a CUDA device, a
+        `cake_shared.gdn.cuda.rule.RuleBackend`, or raises `UnsupportedArchError`.
     """
 
-    def __init__(self, package: str, cuda_backend: Callable[[torch.device], Any] | None = None) -> None:
+    def __init__(self, package: str, cuda_backend: Callable[[torch.device], Any]) -> None:
         self.package = package
         self._cuda_backend = cuda_backend
         self._known = KnownCalls()
@@ -155,16 +155,16 @@ class RuleOps:
         ValueError, TypeError
             For a backend that does not exist or is not that of the device, or a device that has none.
         UnsupportedArchError
-            For CUDA where the package has no programs.
+            For "cuda" with tensors elsewhere, or a device of an architecture that lacks a program.
         """
         check_backend(name)
         if device.type == "cuda" or name == "cuda":
             if name == "cpu":
                 raise ValueError(f"backend: got 'cpu' with tensors on {device}, takes None or 'cuda' for them")
-            if self._cuda_backend is None or device.type != "cuda":
+            if device.type != "cuda":
                 raise UnsupportedArchError(
-                    f"backend: got 'cuda' with tensors on {device}; {self.package} has no CUDA programs for this rule "
-                    "yet and takes backend='cpu' (or None) with tensors in host memory: move them with .cpu()"
+                    f"backend: got 'cuda' with tensors on {device}, takes tensors on a CUDA device for it: move them "
+                    "with .cuda(), or take backend='cpu' (or None)"
                 )
             return self._cuda_backend(device)
         if device.type != "cpu":

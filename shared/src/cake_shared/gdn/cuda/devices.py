@@ -113,7 +113,7 @@ class PackageOnCuda:
         backend = self._backends.get(index)
         if backend is None:
             from cake_shared import jit
-            from cake_shared.gdn.cuda.rule import RuleBackend
+            from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
 
             device = torch.device("cuda", index)
             architecture = target_of(device).name
@@ -121,6 +121,10 @@ class PackageOnCuda:
             module = jit.load(self.package, architecture)
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
             backend = self._backends[index] = RuleBackend(
-                module, error_word_of(device), multiprocessors, functools.partial(_current_stream, index)
+                module,
+                error_word_of(device),
+                multiprocessors,
+                functools.partial(_current_stream, index),
+                uses_native(self.package, architecture),
             )
         return backend

@@ -11,6 +11,7 @@ from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.cuda.plan import HEAD_DIM, Problem, plan_backward, plan_forward
 from cake_shared.gdn.forward import TAPE_HEAD
 from cake_shared.gdn.options import Inputs, Options
+from cake_shared.program import programs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +55,13 @@ def _scratch(size: int, device: torch.device) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def _check_served(inputs: Inputs, value_dim: int) -> None:
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """Allocate a contiguous tensor of another's shape and dtype; that of a contiguous one is the quicker."""
+    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def check_problem(inputs: Inputs, value_dim: int) -> None:
+    """Raise `TypeError` or `ValueError` for a dtype or a head dimension that no program serves."""
     if inputs.k.dtype is not torch.bfloat16:
         raise TypeError(f"q: got {dtype_name(inputs.k.dtype)}, takes bfloat16 on CUDA{_WAY_OUT}")
     if inputs.k.shape[3] != HEAD_DIM:
@@ -90,7 +97,7 @@ class PreparedCall:
     def __init__(
         self, backend: RuleBackend, inputs: Inputs, options: Options, output_final_state: bool, value_dim: int
     ) -> None:
-        _check_served(inputs, value_dim)
+        check_problem(inputs, value_dim)
         k, cu_seqlens = inputs.k, inputs.cu_seqlens
         self._backend = backend
         self._device = k.device
@@ -103,7 +110,7 @@ class PreparedCall:
         self._problem = (*k.shape[:3], inputs.g.shape[2], sequences, options.qk_l2norm, options.gate)
         self._offsets_in_host_memory = cu_seqlens is not None and cu_seqlens.device != k.device
         self._output_final_state = output_final_state
-        self._flags = _option_bits(options)
+        self._flags = _option_bits(options) | backend.native << 5
         self._scale = options.scale
         self.normalises_rows = options.qk_l2norm
         self._plans: dict[tuple, Plan] = {}
@@ -132,7 +139,7 @@ class PreparedCall:
         backend, device = self._backend, self._device
         backend.error_word.raise_pending()
         plan = self._plan(plan_forward, save_states)
-        out = torch.empty(self._values_shape, dtype=torch.bfloat16, device=device)
+        out = _like(v)
         final = tape = None
         if self._output_final_state:
             final = torch.empty(self._states_shape, dtype=torch.float32, device=device)
@@ -166,13 +173,10 @@ class PreparedCall:
         backend.error_word.raise_pending()
         token_gradients = needs.states
         plan = self._plan(plan_backward, token_gradients)
-        dv = torch.empty(self._values_shape, dtype=torch.bfloat16, device=device)
+        dv = torch.empty(self._values_shape, dtype=torch.bfloat16, device=device) if v is None else _like(v)
         dq = dk = dg = dbeta = d_initial = d_a_log = d_dt_bias = zeros = saved = None
         if token_gradients:
-            dq = torch.empty(self._keys_shape, dtype=torch.bfloat16, device=device)
-            dk = torch.empty(self._keys_shape, dtype=torch.bfloat16, device=device)
-            dg = torch.empty(g.shape, dtype=g.dtype, device=device)
-            dbeta = torch.empty(beta.shape, dtype=beta.dtype, device=device)
+            dq, dk, dg, dbeta = _like(k), _like(k), _like(g), _like(beta)
             if tape is not None and tape.shape[0] > TAPE_HEAD:
                 saved = tape[TAPE_HEAD:]
         else:
@@ -180,9 +184,9 @@ class PreparedCall:
         if needs.initial_state:
             d_initial = torch.empty(self._states_shape, dtype=torch.float32, device=device)
         if a_log is not None and needs.A_log:
-            d_a_log = torch.empty(a_log.shape, dtype=a_log.dtype, device=device)
+            d_a_log = _like(a_log)
         if dt_bias is not None and needs.dt_bias:
-            d_dt_bias = torch.empty(dt_bias.shape, dtype=dt_bias.dtype, device=device)
+            d_dt_bias = _like(dt_bias)
         if d_o is None:
             zeros = torch.zeros(HEAD_DIM, dtype=torch.bfloat16, device=device)
         if q is None:
@@ -214,16 +218,24 @@ class RuleBackend:
         How many the plan counts with. It moves no bits.
     stream
         Returns the handle of the stream to launch on.
+    native
+        Whether the architecture's records name native programs, see `uses_native`.
     """
 
     def __init__(
-        self, module: tvm_ffi.Module, error_word: ErrorWord, multiprocessors: int, stream: Callable[[], int]
+        self,
+        module: tvm_ffi.Module,
+        error_word: ErrorWord,
+        multiprocessors: int,
+        stream: Callable[[], int],
+        native: bool = False,
     ) -> None:
         self.run_forward = module["rule_forward"]
         self.run_backward = module["rule_backward"]
         self.error_word = error_word
         self.error_tensor = error_word.tensor
         self.stream = stream
+        self.native = native
         self.multiprocessors = multiprocessors
 
     def prepared(self, inputs: Inputs, options: Options, output_final_state: bool, value_dim: int) -> PreparedCall:
@@ -264,6 +276,11 @@ class RuleBackend:
         """
         call = self.prepared(inputs, options, d_final is not None, value_dim)
         return call.backward(_in_order(inputs), d_out, d_final, tape, needs)
+
+
+def uses_native(package: str, architecture: str) -> bool:
+    """Return whether a package's records for an architecture name native programs."""
+    return any(record.kind == "native" for record in programs_of(package).records_for(architecture))
 
 
 def _in_order(inputs: Inputs) -> tuple[torch.Tensor | None, ...]:

@@ -3,11 +3,19 @@
 
 #include "cake/gdn/host/rule_checks.h"
 #include "cake/gdn/smem_sizes.h"
+#include "cake/host/architecture.h"
 
 namespace cake::gdn {
 
 // Bits of the `options` argument.
-enum RuleOption : int64_t { kNormaliseRows = 1, kMakeGate = 2, kBetaLogits = 4, kBetaUpToTwo = 8, kStateVFirst = 16 };
+enum RuleOption : int64_t {
+  kNormaliseRows = 1,
+  kMakeGate = 2,
+  kBetaLogits = 4,
+  kBetaUpToTwo = 8,
+  kStateVFirst = 16,
+  kNativePrograms = 32,  // the architecture's records name native programs; a module of that architecture has no others
+};
 
 // What both directions share: the pack, the options, the regions and results of the stages up to wy.
 struct RuleCall {
@@ -31,6 +39,11 @@ struct RuleCall {
   float* scalars;
 
   bool has(RuleOption option) const { return (options & option) != 0; }
+#ifdef CAKE_EMULATOR
+  bool native() const { return has(kNativePrograms); }
+#else
+  static constexpr bool native() { return CAKE_HAS_SM90; }
+#endif
   int64_t records() const { return pack.chunks * pack.heads; }
   int64_t slots() const { return pack.rows * slots_per_row; }
 };

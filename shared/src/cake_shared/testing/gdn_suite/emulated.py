@@ -1,0 +1,117 @@
+"""The rule in the emulator, for every architecture: float64's results, every byte written, and no detector fires."""
+
+import pytest
+import torch
+
+from cake_shared.emulator import Options
+from cake_shared.errors import BuildError
+from cake_shared.gdn.cuda.devices import ErrorWord
+from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
+from cake_shared.program import programs_of
+from cake_shared.target import TARGETS
+from cake_shared.testing import assert_bitwise_equal, poisoned_allocations
+from cake_shared.testing.emulated import EmulatedPackage
+from cake_shared.testing.gdn_cuda import assert_accurate, rule_through
+from cake_shared.testing.gdn_inputs import base, packed, states
+from cake_shared.testing.gdn_reference import widened
+from cake_shared.testing.gdn_run import run
+
+ORDERS = (Options(order="eager"), Options(order="lazy"), Options(order="random", seed=1))
+
+# The order of sums inside a product of the tensor cores is the emulator's own, so bits are compared within it alone.
+LIMIT = 6e-3
+
+
+@pytest.fixture(scope="module")
+def emulated(gdn):
+    """`emulated(architecture)`: the package in the emulator and its backend, made once an architecture."""
+    made = {}
+
+    def get(architecture):
+        if architecture not in made:
+            try:
+                package = EmulatedPackage(gdn.name, architecture)
+            except BuildError as error:
+                pytest.skip(f"compilers are what this needs: {error}")
+            word = ErrorWord(torch.zeros(1, dtype=torch.int32))
+            made[architecture] = (
+                package,
+                RuleBackend(package.module, word, 132, lambda: 0, uses_native(gdn.name, architecture)),
+            )
+        return made[architecture]
+
+    return get
+
+
+def _with_states(case, sequences):
+    h0, ds = states(case, sequences)
+    return case.with_(initial_state=h0, d_state=ds)
+
+
+def _short_pack():
+    return _with_states(packed(base(140, 1, 2), (70, 0, 66)), 3)
+
+
+def _all_options():
+    generator = torch.Generator().manual_seed(3)
+    case = _with_states(base(70, 1, 2), 1).with_(d_state=None)
+    options = {
+        "use_qk_l2norm_in_kernel": True,
+        "use_gate_in_kernel": True,
+        "A_log": torch.tensor([-0.5, 1.0]),
+        "dt_bias": torch.tensor([0.3, -0.2]),
+        "use_beta_sigmoid_in_kernel": True,
+        "allow_neg_eigval": True,
+    }
+    g, beta = (torch.randn(1, 70, 2, generator=generator) for _ in range(2))
+    return case.with_(q=case.q * 3, k=case.k * 2, g=g, beta=beta, options=options)
+
+
+CASES = {"pack": _short_pack, "options": _all_options, "strong decay": lambda: base(70, 1, 1, gate="Gqwen")}
+
+
+def _run_in(emulated, architecture, case, options, multiprocessors=132):
+    package, backend = emulated(architecture)
+    package.options, backend.multiprocessors = options, multiprocessors
+    with package, poisoned_allocations():
+        return run(rule_through("cake_gdn", backend), case)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_short_calls_under_every_order_of_completion(emulated, architecture, name):
+    """Results are float64's and their bits the same, however asynchronous operations complete."""
+    case = CASES[name]()
+    first = None
+    for options in ORDERS:
+        results = _run_in(emulated, architecture, case, options)
+        first = first or results
+        for key, value in results.items():
+            assert_bitwise_equal(value, first[key], key)
+    assert_accurate(first, case, LIMIT)
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_both_widths_of_the_chains_are_the_same_bits(emulated, architecture):
+    """How many CTAs share a head's columns moves no bit."""
+    case = _short_pack()
+    narrow = _run_in(emulated, architecture, case, ORDERS[1], multiprocessors=1000)
+    wide = _run_in(emulated, architecture, case, ORDERS[1], multiprocessors=1)
+    for key, value in narrow.items():
+        assert_bitwise_equal(wide[key], value, key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_a_long_sequence_runs_every_program_of_segments(gdn, emulated, architecture):
+    """8193 tokens are three segments, the last of one token; with this, every program of the records has run."""
+    case = base(8193, 1, 1)
+    results = _run_in(emulated, architecture, case, Options(order="random", seed=2, detect="cheap", threads=2))
+    expected = run(gdn.rule, widened(case))
+    for key in ("o", "final_state", "dq", "dk", "dv", "dg", "dbeta"):
+        error = float((results[key].double() - expected[key]).norm() / expected[key].norm())
+        assert error <= LIMIT, f"{key}: {error:.2e}"
+    package, _ = emulated(architecture)
+    ran = {report.kernel for report in package.reports}
+    assert {"segment_pairs_any", "segment_gradients_any", "segment_exits_any"} <= ran
+    assert ran <= {record.program for record in programs_of(gdn.name).records_for(architecture)}

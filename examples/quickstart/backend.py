@@ -3,8 +3,9 @@
 import torch
 
 from cake_shared.errors import UnsupportedArchError
-from cake_shared.program import program_for, require_programs
+from cake_shared.program import require_programs
 from cake_shared.target import target_of
+from dense_projection_det_gemm.cuda import records_of
 
 
 def choose_backend(asked: str) -> tuple[str, str]:
@@ -37,5 +38,5 @@ def require_gpu_programs() -> str:
     """The current device's architecture; raises `UnsupportedArchError` unless every stage used here has a program."""
     name = target_of().name
     require_programs("cake_gdn_det_train", name)
-    program_for("dense_projection_det_gemm", "gemm_out", name)
+    records_of(name)
     return name

@@ -207,7 +207,6 @@ def test_a_gpu_that_the_records_do_not_serve_is_named(monkeypatch):
     with pytest.raises(UnsupportedArchError, match="no program for sm_90a"):
         backend.choose_backend("cuda")
     monkeypatch.setattr(backend, "require_programs", lambda package, architecture: ())
-    monkeypatch.setattr(backend, "program_for", lambda package, stage, architecture: None)
     assert backend.choose_backend("auto") == ("cuda", "A GPU, the records serve every stage on sm_90a")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert backend.choose_backend("auto") == ("cpu", "torch sees no CUDA device")

@@ -25,8 +25,11 @@ if step unpack && [ -n "${2:-}" ]; then
   [ -n "${3:-}" ] && tar xf "$3" -C "$place"
 fi
 if step build; then
-  python3 -c "from cake_shared import jit, target
-print(jit.build_module('cake_gdn_det_train', target.target_of().name))"
+  for package in cake_gdn_det_train cake_gdn_train; do  # side by side: each has units that take longest
+    python3 -c "from cake_shared import jit, target
+print(jit.build_module('$package', target.target_of().name))" &
+  done
+  wait
 fi
 if step warm; then  # with choices of an earlier run only what they need is compiled
   kept=$(find "$place/triton" -name '*.autotune.json' -print -quit)
@@ -34,7 +37,7 @@ if step warm; then  # with choices of an earlier run only what they need is comp
 fi
 if step tune; then python3 $here/warm_peers.py --tune only; fi
 if step keep; then
-  mkdir -p "$place/kept"
+  mkdir -p "$place/kept/triton"
   (cd "$place" && find triton -name '*.autotune.json' | tar cf - -T - | tar xf - -C kept)
   tar cf - -C "$place/kept" triton -C "$place" --exclude=cuda-binaries --exclude=.staging tilelang |
     xz -T0 -4 >"$out/caches.tar.xz"

@@ -142,9 +142,14 @@ def test_tables_mark_what_is_slower_or_no_different():
     assert plotted(found) == {"small, 1/2 | fwd": {"ratio_to_ours": found[KEY]["ratio_to_ours"]}}
 
 
-def test_memory_names_arms_that_failed():
-    table = memory_table({"a | FP32": {"ours": 2**30, "peer": 2**31}, "b | FP32": {"ours": 2**29}}, "FP32", True)
-    assert table.rows == [["a", "1.000", "2.000"], ["b", "0.500", "failed"]]
+def test_memory_names_arms_that_failed_and_marks_what_is_larger():
+    sizes = {
+        "a | FP32": {"ours": 2**30, "peer": 2**31},
+        "b | FP32": {"ours": 2**29},
+        "c | FP32": {"ours": 2**30, "peer": 2**29},
+    }
+    rows = memory_table(sizes, "FP32", True).rows
+    assert rows == [["a", "1.000", "2.000"], ["b", "0.500", "failed"], ["c", "**1.000**", "0.500"]]
 
 
 def test_the_floor_of_the_largest_workload():

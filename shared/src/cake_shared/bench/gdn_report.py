@@ -144,8 +144,16 @@ def memory_table(memory: dict[str, dict[str, int]], beta: str, readme: bool) -> 
     """Peak memory of forward+backward, one row a workload."""
     kept = {key.rsplit(" | ", 1)[0]: by for key, by in memory.items() if key.endswith(f"| {beta}")}
     arms = list(dict.fromkeys(name for by in kept.values() for name in by))
-    rows = [[row, *(f"{by[a] / GIB:.3f}" if a in by else "failed" for a in arms)] for row, by in kept.items()]
-    note = "GiB allocated by forward+backward at its peak beyond the inputs, less the gradients that stay."
+    rows = []
+    for title_, by in kept.items():
+        texts = [f"{by[a] / GIB:.3f}" if a in by else "failed" for a in arms]
+        if any(by[arms[0]] > size for size in by.values()):
+            texts[0] = f"**{texts[0]}**"
+        rows.append([title_, *texts])
+    note = (
+        "GiB allocated by forward+backward at its peak beyond the inputs, less the gradients that stay; ours bold where "
+        "another takes less."
+    )
     return Table(f"Peak memory with {beta} beta", ["workload, H/HV", *arms], rows, note, readme)
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from cake_gdn_det_train import chunk_gated_delta_rule, cuda
 from cake_shared import jit
@@ -96,3 +97,31 @@ def test_nothing_waits_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
+
+
+def held_bytes(function, leaves):
+    """What stays allocated between forward and backward beyond the output."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    o = function(*leaves)
+    held = torch.cuda.memory_allocated() - before - o.numel() * o.element_size()
+    torch.autograd.grad(o, leaves, torch.ones_like(o))
+    return held
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_U46_checkpointing_holds_less_memory(reentrant):
+    """A long sequence keeps the states at its segments' entries for the backward; under checkpointing nothing."""
+    case = moved(base(16384, 1, 4), "cuda")
+    leaves = [getattr(case, name).requires_grad_() for name in ("q", "k", "v", "g", "beta")]
+
+    def plain(*inputs):
+        return chunk_gated_delta_rule(*inputs)[0]
+
+    def checkpointed(*inputs):
+        return checkpoint(plain, *inputs, use_reentrant=reentrant)
+
+    held_bytes(plain, leaves)
+    entries = 3 * 4 * 128 * 128 * 4
+    assert held_bytes(plain, leaves) >= entries
+    assert held_bytes(checkpointed, leaves) < entries

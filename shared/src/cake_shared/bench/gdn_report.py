@@ -151,8 +151,8 @@ def memory_table(memory: dict[str, dict[str, int]], beta: str, readme: bool) -> 
             texts[0] = f"**{texts[0]}**"
         rows.append([title_, *texts])
     note = (
-        "GiB allocated by forward+backward at its peak beyond the inputs, less the gradients that stay; ours bold where "
-        "another takes less."
+        "GiB allocated by forward+backward at its peak beyond the inputs, less the gradients that stay; ours is bold "
+        "where another takes less."
     )
     return Table(f"Peak memory with {beta} beta", ["workload, H/HV", *arms], rows, note, readme)
 

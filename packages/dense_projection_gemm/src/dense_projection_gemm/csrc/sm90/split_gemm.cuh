@@ -168,7 +168,7 @@ __device__ __forceinline__ void split_gemm(const SplitParams& p) {
     smem.ring.init(1, native::kCtasPerCluster * native::kConsumers * 4);
     ptx::mbarrier_init_fence();
   }
-  ptx::cluster_sync();
+  ptx::cluster_sync_relaxed();
   ptx::launch_dependents();
   const int cluster = blockIdx.x / native::kCtasPerCluster;
   if (warpgroup == 0) {
@@ -179,7 +179,7 @@ __device__ __forceinline__ void split_gemm(const SplitParams& p) {
     consume<C>(smem, p, rank, warpgroup - 1, cluster);
   }
   // A CTA's shared memory and barriers must outlive what its partner still sends there.
-  ptx::cluster_sync();
+  ptx::cluster_sync_relaxed();
 }
 
 }  // namespace dense_projection_gemm::sm90

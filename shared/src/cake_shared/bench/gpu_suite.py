@@ -13,6 +13,7 @@ from pathlib import Path
 from cake_shared.bench.environment import describe_environment
 from cake_shared.bench.result import Result, Table
 from cake_shared.bench.timing import SAME_ARM, compare
+from cake_shared.errors import UnsupportedArchError
 
 MODES = ("graph", "eager")
 
@@ -150,18 +151,21 @@ class GpuSuite:
             if only not in cell.name or cell.name in refused:
                 continue
             answer: dict[str, object] = {"checks": {}}
-            if not reverse:
-                answer["checks"] = checks = cell.check()
-                # What is wrong is not timed, nor anything beside it.
-                wrong = [
-                    f"{arm} has error {e:.2g}, the limit is {limit:.2g}"
-                    for arm, (e, limit) in checks.items()
-                    if not e <= limit
-                ]
-                if wrong:
-                    refused[cell.name] = f"{cell.name}: {'; '.join(wrong)}"
-                    continue
-            by_mode = cell.calls()
+            try:
+                if not reverse:
+                    answer["checks"] = checks = cell.check()
+                    wrong = [
+                        f"{arm} has error {error:.2g}, the limit is {limit:.2g}"
+                        for arm, (error, limit) in checks.items()
+                        if not error <= limit
+                    ]
+                    if wrong:  # what is wrong is not timed, nor anything beside it
+                        refused[cell.name] = f"{cell.name}: {'; '.join(wrong)}"
+                        continue
+                by_mode = cell.calls()
+            except UnsupportedArchError as error:
+                refused[cell.name] = f"{cell.name}: {error}"
+                continue
             before = before or gpu_facts()
             for mode in MODES:
                 calls = by_mode[mode]

@@ -21,7 +21,7 @@ import numpy as np
 from cake_shared._version import __version__
 from cake_shared.emulator import Module, Options, Report
 from cake_shared.emulator.conformance.emulate import run_case
-from cake_shared.emulator.conformance.families import own
+from cake_shared.emulator.conformance.families import own, own_gemm
 
 RESULTS = Path(__file__).parent / "results_speed.json"
 # What the engine has to reach: millions of warp instructions a second, and seconds to build.
@@ -82,7 +82,7 @@ def kernel_rates() -> dict[str, dict[str, float]]:
 def program_rates() -> dict[str, dict[str, float]]:
     """Return the rates of the project's own programs, host chains of the packages that are installed here."""
     found = {}
-    for program in own.PROGRAMS:
+    for program in own.PROGRAMS + own_gemm.PROGRAMS:
         case = program.build()
 
         def run(detect: str, case: object = case) -> int:
@@ -98,7 +98,7 @@ def measure() -> dict:
     """Return everything that the result file holds."""
     load = os.getloadavg()[0]
     return {
-        "what": "millions of warp instructions a second on one core by the detectors that watch, and seconds to build the engine",
+        "what": "millions of warp instructions a second on one core by detectors that watch; seconds to build the engine",
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "load_average_before": round(load, 2),
@@ -128,12 +128,13 @@ def shortfalls(result: dict) -> list[str]:
 
 def markdown(result: dict) -> str:
     """Return the table that EMULATOR.md quotes."""
-    rows = [f"| {name} | {rates['cheap']} | {rates['all']} |" for name, rates in (result["kernels"] | result["programs"]).items()]
+    rates = result["kernels"] | result["programs"]
+    rows = [f"| {name} | {rate['cheap']} | {rate['all']} |" for name, rate in rates.items()]
     build = result["build_seconds"]
     return "\n".join(
         [
-            f"Measured {result['date']} on one core of {result['cpu']} with cake-shared {result['cake_shared']}: the engine is built in",
-            f"{build['wall']} s ({build['core']} core-seconds on {result['cores']} cores). Millions of warp instructions a second:",
+            f"Measured {result['date']} on one core of {result['cpu']}, cake-shared {result['cake_shared']}. The engine is built",
+            f"in {build['wall']} s ({build['core']} core-seconds, {result['cores']} cores). Millions of warp instructions a second:",
             "",
             "| program | cheap detectors | all |",
             "|---|---:|---:|",
@@ -145,7 +146,7 @@ def markdown(result: dict) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Measure, write the file, renew the table of EMULATOR.md; 1 when a demand is missed."""
     parser = argparse.ArgumentParser(prog="python -m cake_shared.emulator.speed", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS, help=f"the result file ({RESULTS.name} beside this module)")
+    parser.add_argument("--out", type=Path, default=RESULTS, help=f"the result file ({RESULTS.name} beside this)")
     parser.add_argument("--page", type=Path, help="EMULATOR.md, to renew the table between its markers")
     arguments = parser.parse_args(argv)
     result = measure()

@@ -71,7 +71,9 @@ class EmulatedPackage:
 
     def _check_budget(self, kernel: str, launch: jit.CakeLaunch) -> int:
         """Hold a launch against its record; return the registers of a thread, 0 for a kernel without a record."""
-        if math.prod(launch.cluster) > self.target.portable_cluster_ctas:  # more is an attribute that launch.h does not set
+        if (
+            math.prod(launch.cluster) > self.target.portable_cluster_ctas
+        ):  # more is an attribute that launch.h does not set
             raise LaunchError(f"{math.prod(launch.cluster)} CTAs in a cluster, portable are up to 8", kernel=kernel)
         budget = self.budgets.get(kernel)
         if budget is None:

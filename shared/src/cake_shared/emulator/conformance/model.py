@@ -45,7 +45,7 @@ class MapArg:
 class Struct:
     """A kernel argument: a struct by value, as a host filled it for memory that lay elsewhere.
 
-    ``pointers`` are (byte, buffer, offset in it), ``maps`` (byte, tensor map): what to put there for the runner's buffers.
+    ``pointers`` are (byte, buffer, offset in it), ``maps`` (byte, tensor map): what to put there for a runner's buffers.
     """
 
     data: bytes
@@ -65,7 +65,7 @@ class Struct:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One kernel launch. ``args`` holds Ptr, MapArg, Struct, NumPy scalars (passed by value) or bytes (a struct by value)."""
+    """One kernel launch. ``args`` holds Ptr, MapArg, Struct, NumPy scalars or bytes, the latter two passed by value."""
 
     kernel: str
     grid: tuple[int, int, int]

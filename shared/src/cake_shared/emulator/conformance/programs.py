@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from cake_shared.emulator.conformance.families import convert, floating, integer, kernels, matrix, own, tensor
+from cake_shared.emulator.conformance.families import (
+    convert,
+    floating,
+    integer,
+    kernels,
+    matrix,
+    own,
+    own_gemm,
+    tensor,
+)
 from cake_shared.emulator.conformance.model import Program
 from cake_shared.emulator.conformance.snippets import Snippet, build_case
 
@@ -42,4 +51,5 @@ PROGRAMS: list[Program] = [
     *matrix.PROGRAMS,
     *tensor.PROGRAMS,
     *own.PROGRAMS,
+    *own_gemm.PROGRAMS,
 ]

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 GDN = "cake_gdn_det_train"
 
-# Results of the rule by tensor, with the type that they are stored in; what each call leaves in its workspace is its own.
+# Results of the rule by call and tensor, with the type that they are stored in.
 _RULE = {
-    "1 o": "bf16", "1 final_state": "f32", "2 dq": "bf16", "2 dk": "bf16", "2 dv": "bf16", "2 dg": "f32", "2 dbeta": "f32",
-    "2 d_initial_state": "f32",
+    "1 o": "bf16", "1 final_state": "f32", "2 dq": "bf16", "2 dk": "bf16", "2 dv": "bf16", "2 dg": "f32",
+    "2 dbeta": "f32", "2 d_initial_state": "f32",
 }  # fmt: skip
 _SIZES = {"bf16": 2, "f32": 4}
 

@@ -1,0 +1,114 @@
+"""The project's own matrix products: every stage of the packages, cut and whole, in the layouts that they serve."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from cake_shared.emulator.conformance.model import Case, Check, Program
+
+if TYPE_CHECKING:
+    from cake_shared.emulator.conformance.recorded import Recorder
+
+DET, SPLIT = "dense_projection_det_gemm", "dense_projection_gemm"
+MULTIPROCESSORS = 6
+
+# Keywords of GemmCase, then of the plan.
+_DET_CASES = (
+    ({"m": 300, "n": 264, "k": 200}, {"stage": "wide_out"}),
+    ({"m": 137, "n": 72, "k": 100, "b_major": "n"}, {"stage": "middle_out"}),
+    ({"m": 137, "n": 56, "k": 330, "a_major": "m", "b_major": "n"}, {"stage": "narrow_out"}),
+    ({"m": 40, "n": 520, "k": 200, "a_major": "m"}, {"stage": "flat_out"}),
+    ({"m": 72, "n": 264, "k": 330, "a_major": "m", "b_major": "n"}, {"stage": "wide_out", "pieces": 3}),
+    (
+        {"m": 300, "n": 264, "k": 200, "a_major": "m", "b_major": "n", "batch": 2},
+        {"stage": "middle_out", "pieces": 2, "whole": 3},
+    ),
+    ({"m": 73, "n": 72, "k": 300, "a_major": "m", "b_major": "n", "out_major": "m"}, {"pieces": 2}),
+)  # fmt: skip
+_SPLIT_CASES = (
+    ({"m": 130, "n": 264, "k": 70, "b_major": "n"}, {"whole_units": 2}),
+    ({"m": 260, "n": 264, "k": 140, "a_major": "m", "b_major": "n"}, {}),
+)
+
+
+def _problem(case: object) -> object:
+    from cake_shared.gemm.problem import GemmProblem
+
+    dtype = str(case.out_dtype).removeprefix("torch.")
+    layout = (case.a_major, case.b_major, dtype, case.out_major, case.accumulate, "cuda")
+    return GemmProblem(case.batch, case.m, case.n, case.k, *layout)
+
+
+def _det(recorder: Recorder) -> None:
+    import torch
+
+    from cake_shared.testing.gemm_cuda import GemmCase
+    from dense_projection_det_gemm.cuda import GemmBackend
+    from dense_projection_det_gemm.cuda_plan import plan_gemm_cuda
+
+    backend = GemmBackend(recorder.module, "sm_90a", MULTIPROCESSORS, lambda: 0)
+    for dtype in (torch.bfloat16, torch.float32):
+        for keywords, choices in _DET_CASES:
+            case = GemmCase(**keywords, out_dtype=dtype, pad=1)
+            problem = _problem(case)
+            plan = plan_gemm_cuda(problem, backend.native, **choices)
+            operands = case.operands("cpu")
+            backend.prepare("gemm_out", problem, *operands, case.output("cpu")[0], plan)[1]()
+
+
+def _router(recorder: Recorder) -> None:
+    import torch
+
+    from cake_shared.gemm.problem import RouterProblem
+    from dense_projection_det_gemm.cuda import GemmBackend
+    from dense_projection_det_gemm.cuda_router_plan import plan_router_cuda
+
+    backend = GemmBackend(recorder.module, "sm_90a", MULTIPROCESSORS, lambda: 0)
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(count: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
+        buffer = torch.zeros(count, -(-depth // 8) * 8, dtype=dtype)
+        return buffer[:, :depth].copy_(torch.randn(count, depth, generator=generator))
+
+    for m, n, k, dtype in ((130, 40, 72, torch.float32), (70, 264, 136, torch.bfloat16), (264, 136, 70, torch.float32)):
+        a, b = rows(m, k, dtype), rows(n, k, torch.float32).t()
+        terms = 3 if dtype == torch.float32 else 1
+        problem = RouterProblem(m=m, n=n, k=k, a_major="k", b_major="k", a_terms=terms, b_terms=3, target="cuda")
+        plan = plan_router_cuda(problem, MULTIPROCESSORS)
+        backend.router.prepare(problem, a, b, torch.zeros(m, n), plan)[1]()
+
+
+def _split(recorder: Recorder) -> None:
+    import torch
+
+    from cake_shared.testing.gemm_cuda import GemmCase
+    from dense_projection_gemm.cuda import SplitBackend
+    from dense_projection_gemm.cuda_plan import plan_split
+
+    for dtype in (torch.bfloat16, torch.float32):
+        for keywords, choices in _SPLIT_CASES:
+            case = GemmCase(**keywords, out_dtype=dtype)
+            plan = plan_split(_problem(case), MULTIPROCESSORS, **choices)
+            backend = SplitBackend(recorder.module, MULTIPROCESSORS, lambda: 0)
+            backend.prepare(plan, *case.operands("cpu"), case.output("cpu")[0])()
+
+
+def _out(name: str, size: int) -> Check | None:
+    return Check(name, "", "u8", size) if name.endswith(" out") else None
+
+
+def _case(package: str, call: object) -> Case:
+    from cake_shared.emulator.conformance.recorded import record
+
+    return record(package, call, _out)
+
+
+PROGRAMS = []
+if importlib.util.find_spec(DET):
+    PROGRAMS += [
+        Program("deterministic gemm", "own programs", lambda: _case(DET, _det)),
+        Program("router", "own programs", lambda: _case(DET, _router)),
+    ]
+if importlib.util.find_spec(SPLIT):
+    PROGRAMS.append(Program("split gemm", "own programs", lambda: _case(SPLIT, _split)))

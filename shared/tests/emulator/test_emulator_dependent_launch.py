@@ -1,4 +1,4 @@
-"""Programmatic dependent launches: what a missing or late griddepcontrol.wait would show on a device is an error here."""
+"""Programmatic dependent launches: a missing or late griddepcontrol.wait is an error, whatever the order."""
 
 import functools
 import pathlib
@@ -111,7 +111,7 @@ def test_a_wait_does_not_reach_beyond_a_launch_that_never_waits():
     chain = Chain(ORDERS[0])
     chain.produce()
     chain.between("never_waits")
-    with pytest.raises(MissingGridWait, match="executes no griddepcontrol.wait"):
+    with pytest.raises(MissingGridWait, match=r"executes no griddepcontrol\.wait"):
         chain.consume(0)
 
 

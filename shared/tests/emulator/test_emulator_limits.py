@@ -77,7 +77,7 @@ def test_the_compilers_register_count_must_fit(registers, fits):
 
 
 def tensor_memory(columns: int, times: int) -> Module:
-    allocate = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [a], {};".format(columns)
+    allocate = f"tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [a], {columns};"
     body = ".reg .b32 a;\n.shared .align 4 .b32 place[2];\nmov.u32 a, place;\n" + "\n".join([allocate] * times)
     return Module.from_ptx(ptx(body, target="sm_100a"), target="sm_100a")
 
@@ -122,7 +122,7 @@ def test_registers_move_from_one_warpgroup_to_the_others():
 
 @pytest.mark.parametrize(("producer", "consumer"), [(32, 240), (40, 240), (24, 248)])
 def test_more_registers_than_were_given_back_deadlock(producer, consumer):
-    with pytest.raises(Deadlock, match="setmaxnreg.*of the CTA's 64512 are free"):
+    with pytest.raises(Deadlock, match=r"setmaxnreg.*of the CTA's 64512 are free"):
         moving(change("dec", producer), change("inc", consumer)).launch("k", grid=1, block=384)
 
 

@@ -98,7 +98,7 @@ def measure() -> dict:
     """Return everything that the result file holds."""
     load = os.getloadavg()[0]
     return {
-        "what": "millions of warp instructions a second on one core by detectors that watch; seconds to build the engine",
+        "what": "millions of warp instructions a second on one core, by detectors; seconds to build the engine",
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "load_average_before": round(load, 2),
@@ -133,8 +133,9 @@ def markdown(result: dict) -> str:
     build = result["build_seconds"]
     return "\n".join(
         [
-            f"Measured {result['date']} on one core of {result['cpu']}, cake-shared {result['cake_shared']}. The engine is built",
-            f"in {build['wall']} s ({build['core']} core-seconds, {result['cores']} cores). Millions of warp instructions a second:",
+            f"Measured {result['date']} on one core of {result['cpu']}, cake-shared {result['cake_shared']}.",
+            f"The engine is built in {build['wall']} s ({build['core']} core-seconds, {result['cores']} cores).",
+            "Millions of warp instructions a second:",
             "",
             "| program | cheap detectors | all |",
             "|---|---:|---:|",

@@ -21,8 +21,8 @@ class EmulatedPackage:
     """Launches of a package's bind.cu, run by the emulator while this is entered.
 
     What the host's checks let through is what kernels may touch: inputs are const, outputs count as never written until
-    a kernel writes them. Launches stay within the budgets of the package's records. What ran on the stream before a call is
-    unknown: a first launch that is programmatic touches no tensor before its `griddepcontrol.wait`. `module` has the
+    a kernel writes them. Launches stay within the budgets of the package's records. What ran on the stream before a call
+    is unknown: a first launch that is programmatic touches no tensor before its `griddepcontrol.wait`. `module` has the
     package's functions, for CPU tensors.
 
     Parameters
@@ -71,10 +71,9 @@ class EmulatedPackage:
 
     def _check_budget(self, kernel: str, launch: jit.CakeLaunch) -> int:
         """Hold a launch against its record; return the registers of a thread, 0 for a kernel without a record."""
-        if (
-            math.prod(launch.cluster) > self.target.portable_cluster_ctas
-        ):  # more is an attribute that launch.h does not set
-            raise LaunchError(f"{math.prod(launch.cluster)} CTAs in a cluster, portable are up to 8", kernel=kernel)
+        portable = self.target.portable_cluster_ctas  # more is an attribute that launch.h does not set
+        if math.prod(launch.cluster) > portable:
+            raise LaunchError(f"{math.prod(launch.cluster)} CTAs in a cluster, at most {portable}", kernel=kernel)
         budget = self.budgets.get(kernel)
         if budget is None:
             return 0

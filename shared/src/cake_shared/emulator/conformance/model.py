@@ -45,7 +45,7 @@ class MapArg:
 class Struct:
     """A kernel argument: a struct by value, as a host filled it for memory that lay elsewhere.
 
-    ``pointers`` are (byte, buffer, offset in it), ``maps`` (byte, tensor map): what to put there for a runner's buffers.
+    ``pointers`` are (byte, buffer, offset in it), ``maps`` (byte, tensor map): what to put there instead.
     """
 
     data: bytes

@@ -24,7 +24,7 @@ MAP_BYTES = 128
 
 
 class _Areas:
-    """The memory behind the tensors of one host call: those that overlap share an area, so that they do elsewhere too."""
+    """The memory behind the tensors of one host call: those that overlap share an area."""
 
     def __init__(self, regions: dict[str, Region], prefix: str):
         self.bounds: dict[str, tuple[int, int]] = {}
@@ -65,9 +65,8 @@ class Recorder(EmulatedPackage):
         super().__init__(package, architecture)
         self.buffers: dict[str, np.ndarray] = {}
         self.launches: list[Launch] = []
-        self.tensors: dict[
-            str, tuple[str, int, int]
-        ] = {}  # "call tensor" -> buffer, offset, bytes; those that kernels write
+        # "call tensor" -> buffer, offset, bytes: those that kernels write.
+        self.tensors: dict[str, tuple[str, int, int]] = {}
         self.call = 0
         self._areas: _Areas | None = None
 

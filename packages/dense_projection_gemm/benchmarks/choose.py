@@ -78,14 +78,13 @@ def problem_of(row):
 
 
 def candidates(problem, multiprocessors):
-    """Choices of the split plan worth a look: (stage, whole units)."""
+    """Choices of the split plan worth a look: stage, whole units, pieces."""
     m = problem.n if problem.out_major == "m" else problem.m
-    stages = ["split_flat", "split_wide"] if m <= 64 else ["split_wide"]
-    for stage in stages:
-        plan = cuda_plan.plan_split(problem, multiprocessors, stage)
-        yield stage, plan.whole_units
-        if plan.whole_units >= plan.clusters:
-            yield stage, plan.whole_units - plan.clusters
+    plan = cuda_plan.plan_split(problem, multiprocessors, "split_flat" if m <= 64 else "split_wide")
+    found = {(plan.stage, plan.whole_units, plan.pieces), (plan.stage, plan.whole_units, plan.clusters)}
+    if plan.whole_units >= plan.clusters:
+        found.add((plan.stage, plan.whole_units - plan.clusters, plan.clusters))
+    return sorted(found)
 
 
 class Table:
@@ -98,7 +97,7 @@ class Table:
 
     def set(self, problem, choice):
         key = tuple(getattr(problem, name) for name in cuda_plan.KEY)
-        self._rows = {(*self._device, *key): {"stage": choice[0], "whole_units": choice[1]}}
+        self._rows = {(*self._device, *key): dict(zip(("stage", "whole_units", "pieces"), choice))}
         cuda_plan.plan_measured.cache_clear()
         FREE_FAMILY.launcher.recipes.forget()
 
@@ -251,8 +250,8 @@ def main():
         print(f"{name}: {'; '.join(reasons) or 'split'} (screened {entry['screened']:.3f}, {entry['choice']})")
         if not reasons:
             ratio = max(entry["figures"]["graph"], again["graph"])
-            stage, whole = entry["choice"]
-            rows.append({**entry["problem"], "stage": stage, "whole_units": whole, "ratio": round(ratio, 4)})
+            choice = dict(zip(("stage", "whole_units", "pieces"), entry["choice"]))
+            rows.append({**entry["problem"], **choice, "ratio": round(ratio, 4)})
     gpu = torch.cuda.get_device_name()
     name = gpu.split()[-1].lower()
     root = Path(__file__).resolve().parents[3]

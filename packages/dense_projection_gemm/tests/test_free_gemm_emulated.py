@@ -44,6 +44,7 @@ CASES = {
     "whole and split tiles, FP32": (GemmCase(260, 264, 140, "m", "n", FP32), 6, 3, {}),
     "whole and split tiles, BF16": (GemmCase(260, 264, 140, "k", "n", BF16, pad=1), 6, 3, {}),
     "one tile by five clusters": (GemmCase(72, 40, 400, "m", "n", FP32, pad=1), 10, 0, {"stage": "split_wide"}),
+    "pieces of two tiles": (GemmCase(72, 520, 260, "m", "n", FP32), 8, 0, {"stage": "split_wide", "pieces": 4}),
     "flat, accumulating": (GemmCase(48, 520, 200, "m", "n", FP32, accumulate=True), 6, 0, {}),
     "flat, BF16, k-major": (GemmCase(40, 264, 200, "k", "k", BF16), 6, 0, {}),
     "two batches, transposed out": (GemmCase(72, 64, 130, "k", "k", FP32, "m", batch=2), 6, 0, {}),

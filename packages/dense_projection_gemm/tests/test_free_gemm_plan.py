@@ -18,7 +18,7 @@ def test_tiles_are_computed_whole_as_long_as_all_clusters_have_one():
     assert (plan.clusters, plan.whole_units, plan.split_units) == (66, 396, 4)
     assert plan.workspace_bytes == 0
     plan = plan_split(WGRAD, 132)
-    assert (plan.stage, plan.whole_units, plan.split_units) == ("split_wide", 0, 32)
+    assert (plan.stage, plan.whole_units, plan.split_units, plan.pieces) == ("split_wide", 0, 32, 64)
     plan = plan_split(dataclasses.replace(WGRAD, out_dtype="bfloat16"), 132)
     assert plan.workspace_bytes == 32 * 256 * 256 * 4
 
@@ -36,6 +36,14 @@ def test_short_and_transposed_results_take_flat_tiles():
         plan = plan_split(problem, 132)
         assert (plan.stage, plan.split_units) == ("split_flat", 8)
         assert plan.swapped == (problem.out_major == "m")
+
+
+def test_pieces_hold_parts_of_one_tile_where_that_leaves_enough_of_them():
+    for m, n in ((512, 4096), (512, 5120), (48, 4096), (1024, 5120)):
+        plan = plan_split(dataclasses.replace(WGRAD, m=m, n=n), 132)
+        assert plan.pieces % plan.split_units == 0
+        assert plan.pieces <= plan.clusters
+    assert plan_split(WGRAD, 132, pieces=66).pieces == 66
 
 
 def test_no_more_clusters_than_blocks():
@@ -69,7 +77,12 @@ def test_the_table_names_stages_measurements_and_no_problem_twice():
 
 @pytest.fixture
 def one_row(monkeypatch):
-    row = {name: getattr(WGRAD, name) for name in KEY} | {"stage": "split_wide", "ratio": 0.9}
+    row = {name: getattr(WGRAD, name) for name in KEY} | {
+        "stage": "split_wide",
+        "whole_units": 0,
+        "pieces": 64,
+        "ratio": 0.9,
+    }
     monkeypatch.setattr(cuda_plan, "measured_rows", lambda: {("sm_90a", 132, *(row[name] for name in KEY)): row})
     plan_measured.cache_clear()
     yield
@@ -79,7 +92,7 @@ def one_row(monkeypatch):
 @pytest.mark.usefixtures("one_row")
 def test_only_what_was_measured_runs_a_split_program():
     """Another architecture, SM count, token count, layout, dtype or accumulation runs the deterministic program."""
-    assert plan_measured(WGRAD, "sm_90a", 132) == plan_split(WGRAD, 132, "split_wide")
+    assert plan_measured(WGRAD, "sm_90a", 132) == plan_split(WGRAD, 132, "split_wide", 0, 64)
     assert plan_measured(WGRAD, "sm_100a", 132) is None
     assert plan_measured(WGRAD, "sm_90a", 114) is None
     for change in (

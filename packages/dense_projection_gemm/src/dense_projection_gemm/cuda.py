@@ -58,6 +58,7 @@ class SplitBackend:
             problem.accumulate,
             plan.whole_units,
             plan.clusters,
+            plan.pieces,
             plan.group_rows,
             self.multiprocessors,
         )

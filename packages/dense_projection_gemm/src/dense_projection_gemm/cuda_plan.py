@@ -42,7 +42,10 @@ class SplitPlan:
     whole_units
         Tiles of a pair that are computed whole, one after the other by each cluster.
     split_units
-        The others: the clusters share their contraction equally, and add their parts in the order of arrival.
+        The others: their contractions, end to end, are cut into `pieces` for as many clusters, which add what they have
+        of a tile in the order of arrival.
+    pieces
+        A multiple of `split_units` where no piece is to have parts of two tiles.
     group_rows
         Order of the tiles.
     order
@@ -57,6 +60,7 @@ class SplitPlan:
     clusters: int
     whole_units: int
     split_units: int
+    pieces: int
     group_rows: int
     order: str
     workspace_bytes: int
@@ -64,9 +68,13 @@ class SplitPlan:
 
 @lru_cache(maxsize=1024)
 def plan_split(
-    problem: GemmProblem, multiprocessors: int, stage: str | None = None, whole_units: int | None = None
+    problem: GemmProblem,
+    multiprocessors: int,
+    stage: str | None = None,
+    whole_units: int | None = None,
+    pieces: int | None = None,
 ) -> SplitPlan:
-    """Return the plan of a problem on so many SMs; `stage` and `whole_units` override the planner for measurements."""
+    """Return the plan of a problem on so many SMs; the other arguments override the planner for measurements."""
     swapped = problem.out_major == "m"
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
     stage = stage or ("split_flat" if m <= STAGES["split_flat"][0] else "split_wide")
@@ -77,6 +85,8 @@ def plan_split(
     if whole_units is None:
         whole_units = units // clusters * clusters
     split_units = units - whole_units
+    if pieces is None:
+        pieces = max(1, clusters // max(1, split_units)) * split_units if split_units <= clusters else clusters
     return SplitPlan(
         problem=problem,
         stage=stage,
@@ -84,6 +94,7 @@ def plan_split(
         clusters=clusters,
         whole_units=whole_units,
         split_units=split_units,
+        pieces=max(1, min(pieces, clusters)),
         group_rows=GROUP_ROWS,
         order="k ascending in FP32 within a part, parts as they come, then the output",
         workspace_bytes=0 if problem.out_dtype == "float32" else 4 * split_units * unit_m * unit_n,
@@ -107,4 +118,4 @@ def plan_measured(problem: GemmProblem, architecture: str, multiprocessors: int)
     row = measured_rows().get((architecture, multiprocessors, *(getattr(problem, name) for name in KEY)))
     if row is None:
         return None
-    return plan_split(problem, multiprocessors, row["stage"], row.get("whole_units"))
+    return plan_split(problem, multiprocessors, row["stage"], row["whole_units"], row["pieces"])

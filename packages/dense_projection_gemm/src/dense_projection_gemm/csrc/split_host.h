@@ -20,7 +20,7 @@ inline constexpr int kRowsCtasPerMultiprocessor = 4;
 struct SplitChoices {
   gemm::TileKind kind;
   bool a_k_major, b_k_major, accumulate;
-  int32_t whole_units, clusters, group_rows, multiprocessors;
+  int32_t whole_units, clusters, pieces, group_rows, multiprocessors;
 };
 
 inline host::KernelRef<SplitParams> split_kernel(gemm::TileKind kind) {
@@ -67,8 +67,12 @@ inline SplitLaunches make_split(const TensorView& a, const TensorView& b, const 
   }
   const int64_t row_blocks = int64_t{splits} * p.tiling.tiles.blocks;
   if (row_blocks >= int64_t{1} << 31) TVM_FFI_THROW(ValueError) << "whole_units: expected fewer blocks left than 2^31";
-  p.tiling.piece_blocks = static_cast<int32_t>(row_blocks / choices.clusters);
-  p.tiling.longer_pieces = static_cast<int32_t>(row_blocks % choices.clusters);
+  if (choices.pieces < 1 || choices.pieces > choices.clusters) {
+    TVM_FFI_THROW(ValueError) << "pieces: expected 1 to " << choices.clusters << ", got " << choices.pieces;
+  }
+  p.tiling.pieces = choices.pieces;
+  p.tiling.piece_blocks = static_cast<int32_t>(row_blocks / choices.pieces);
+  p.tiling.longer_pieces = static_cast<int32_t>(row_blocks % choices.pieces);
   const int64_t element_bytes = p.is_fp32 ? 4 : 2;
   p.out = gemm::make_output_map(call.output.data, p.is_fp32, call.batches, call.m, call.n,
                                 static_cast<uint64_t>(call.output.row_stride * element_bytes),
@@ -103,13 +107,14 @@ inline SplitLaunches make_split(const TensorView& a, const TensorView& b, const 
 // a [L, M, K], b [L, K, N] BF16, out [L, M, N] BF16 or FP32 with unit stride on n: a function that launches on a stream.
 inline tvm::ffi::Function prepare_split(TensorView a, TensorView b, TensorView out, gemm::OptionalTensor sums, bool flat,
                                         bool a_k_major, bool b_k_major, bool accumulate, int64_t whole_units, int64_t clusters,
-                                        int64_t group_rows, int64_t multiprocessors) {
+                                        int64_t pieces, int64_t group_rows, int64_t multiprocessors) {
   const SplitChoices choices{flat ? gemm::TileKind::kFlat : gemm::TileKind::kWide,
                              a_k_major,
                              b_k_major,
                              accumulate,
                              static_cast<int32_t>(whole_units),
                              static_cast<int32_t>(clusters),
+                             static_cast<int32_t>(pieces),
                              static_cast<int32_t>(group_rows),
                              static_cast<int32_t>(multiprocessors)};
   const host::DeviceGuard guard(out.device());

@@ -1,8 +1,8 @@
 // Stream-K: which tiles, and which blocks of their contraction, a cluster works on. Host and device.
 //
 // The first `whole_units` tiles are computed whole, one after the other by each cluster. The blocks of all other tiles form
-// one row that the clusters cut into equal pieces, so that all of them end together; what a piece has of a tile is added to
-// the tile's sum in memory, in any order.
+// one row that is cut into equal pieces, at most one a cluster, so that all end together; what a piece has of a tile is
+// added to the tile's sum in memory, in any order.
 #pragma once
 
 #include "cake/gemm/work.h"
@@ -13,7 +13,8 @@ struct SplitTiling {
   cake::gemm::Tiling tiles;  // pieces is 1
   int32_t clusters;
   int32_t whole_units;
-  int32_t piece_blocks;   // of each cluster's piece of the row; the first `longer_pieces` have one more
+  int32_t pieces;         // of the row, for the first clusters
+  int32_t piece_blocks;   // of a piece; the first `longer_pieces` have one more
   int32_t longer_pieces;
 };
 
@@ -29,7 +30,7 @@ class SplitWalk {
       : tiling_(tiling),
         whole_(cluster),
         begin_(cluster * tiling.piece_blocks + (cluster < tiling.longer_pieces ? cluster : tiling.longer_pieces)),
-        left_(tiling.piece_blocks + (cluster < tiling.longer_pieces ? 1 : 0)) {}
+        left_(cluster < tiling.pieces ? tiling.piece_blocks + (cluster < tiling.longer_pieces ? 1 : 0) : 0) {}
 
   // Whether there is another item, which is then in `item`.
   CAKE_GEMM_HOST_DEVICE bool next(SplitItem& item) {

@@ -39,12 +39,13 @@ class Tile:
     block_ns: float
 
 
-PORTABLE = Tile(4, 128, 128, 264, 900.0)
+PORTABLE = Tile(5, 128, 128, 264, 900.0)
 NATIVE = {
     "wide_out": Tile(0, 256, 256, 66, 680.0),
     "middle_out": Tile(1, 256, 128, 66, 380.0),
     "narrow_out": Tile(2, 256, 64, 66, 600.0),
     "flat_out": Tile(3, 64, 512, 66, 1100.0),
+    "slim_out": Tile(4, 64, 256, 66, 550.0),
 }
 
 MIN_PIECE_BLOCKS = 8

@@ -66,6 +66,7 @@ CAKE_DECLARE_KERNEL(gemm_wide_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_middle_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_narrow_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_flat_sm90, NativeParams)
+CAKE_DECLARE_KERNEL(gemm_slim_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_out_any, PortableParams)
 CAKE_DECLARE_KERNEL(gemm_sum_any, SumParams)
 

@@ -22,6 +22,7 @@ enum class TileKind : int32_t {
   kMiddle = 1,  // 128 x 128
   kNarrow = 2,  // 128 x 64
   kFlat = 3,    // 64 x 256
+  kSlim = 4,    // 64 x 128
 };
 
 struct TileShape {
@@ -34,7 +35,8 @@ CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
   return kind == TileKind::kWide     ? TileShape{128, 256, 4, true}
          : kind == TileKind::kMiddle ? TileShape{128, 128, 6, true}
          : kind == TileKind::kNarrow ? TileShape{128, 64, 8, true}
-                                     : TileShape{64, 256, 4, false};
+         : kind == TileKind::kFlat   ? TileShape{64, 256, 4, false}
+                                     : TileShape{64, 128, 8, false};
 }
 
 // An operand of `rows` rows (of m or n) by kBlockK comes in boxes. Unit stride on k: one box of {kBlockK, box_rows}; unit

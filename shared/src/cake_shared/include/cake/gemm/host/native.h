@@ -68,7 +68,8 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
     case TileKind::kWide: return CAKE_KERNEL_REF(gemm_wide_sm90);
     case TileKind::kMiddle: return CAKE_KERNEL_REF(gemm_middle_sm90);
     case TileKind::kNarrow: return CAKE_KERNEL_REF(gemm_narrow_sm90);
-    default: return CAKE_KERNEL_REF(gemm_flat_sm90);
+    case TileKind::kFlat: return CAKE_KERNEL_REF(gemm_flat_sm90);
+    default: return CAKE_KERNEL_REF(gemm_slim_sm90);
   }
 }
 

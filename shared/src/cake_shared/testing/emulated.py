@@ -21,9 +21,9 @@ class EmulatedPackage:
     """Launches of a package's bind.cu, run by the emulator while this is entered.
 
     What the host's checks let through is what kernels may touch: inputs are const, outputs count as never written until
-    a kernel writes them. Launches stay within the budgets of the package's records. What ran on the stream before a call
-    is unknown: a first launch that is programmatic touches no tensor before its `griddepcontrol.wait`. `module` has the
-    package's functions, for CPU tensors.
+    a kernel writes them. Launches stay within the budgets of the package's records. What ran on the stream before a
+    call is unknown: a first launch that is programmatic touches no tensor before its `griddepcontrol.wait`. `module`
+    has the package's functions, for CPU tensors.
 
     Parameters
     ----------

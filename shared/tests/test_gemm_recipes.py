@@ -36,7 +36,7 @@ class Device:
         return stage, self._run(problem, a, b, out)
 
     def launcher(self, stage, problem, out):
-        return lambda a, b, out: self._run(problem, a, b, out)
+        return lambda a, b, out: self._run(problem, a, b, out)()
 
 
 @pytest.fixture

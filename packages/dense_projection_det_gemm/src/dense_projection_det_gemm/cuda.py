@@ -84,11 +84,21 @@ class GemmBackend:
             return plan, _nothing
         return plan, self._launch_of(plan, a, b, out)
 
-    def launcher(self, stage: str, problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Callable[[], None]]:
-        """Return `(a, b, out) -> callable` for many calls of one problem that is not empty; `stage` as in `prepare`."""
+    def launcher(self, stage: str, problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]:
+        """Return what launches many calls `(a, b, out)` of one problem that is not empty; `stage` as in `prepare`."""
         if stage == "router_out":
-            return lambda a, b, out: self.router.prepare(problem, a, b, out)[1]
-        return functools.partial(self._launch_of, plan_gemm_cuda(problem, self.native))
+            return lambda a, b, out: self.router.prepare(problem, a, b, out)[1]()
+        plan = plan_gemm_cuda(problem, self.native)
+        if plan.swapped:
+            return lambda a, b, out: self._launch_of(plan, a, b, out)()
+        words, choices = plan.workspace_bytes // 4, _choices(plan, problem.a_major, problem.b_major)
+        run, stream = self.module.run_gemm, self.stream
+
+        def launch(a, b, out):
+            workspace = torch.empty(words, dtype=torch.float32, device=out.device) if words else None
+            run(a, b, out, workspace, *choices, self.multiprocessors, stream())
+
+        return launch
 
     @functools.cached_property
     def router(self):
@@ -99,29 +109,30 @@ class GemmBackend:
 
     def _launch_of(self, plan: CudaGemmPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> Callable[[], None]:
         problem = plan.problem
-        a_k_major, b_k_major = problem.a_major == "k", problem.b_major == "k"
+        a_major, b_major = problem.a_major, problem.b_major
         if plan.swapped:
             a, b, out = b.transpose(1, 2), a.transpose(1, 2), out.transpose(1, 2)
-            a_k_major, b_k_major = b_k_major, a_k_major
+            a_major, b_major = b_major, a_major
         workspace = None
         if plan.workspace_bytes:
             workspace = torch.empty(plan.workspace_bytes // 4, dtype=torch.float32, device=out.device)
-        launch = self._prepare(
-            a,
-            b,
-            out,
-            workspace,
-            plan.tile.number,
-            a_k_major,
-            b_k_major,
-            problem.accumulate,
-            plan.cut.whole_units,
-            plan.cut.pieces,
-            plan.cut.piece_blocks,
-            plan.group_rows,
-            self.multiprocessors,
-        )
+        choices = _choices(plan, a_major, b_major)
+        launch = self._prepare(a, b, out, workspace, *choices, self.multiprocessors)
         return _Launch(launch, self.stream, (a, b, out, workspace))
+
+
+def _choices(plan: CudaGemmPlan, a_major: str, b_major: str) -> tuple:
+    """What the module is told of a plan, after the tensors and before the multiprocessors."""
+    return (
+        plan.tile.number,
+        a_major == "k",
+        b_major == "k",
+        plan.problem.accumulate,
+        plan.cut.whole_units,
+        plan.cut.pieces,
+        plan.cut.piece_blocks,
+        plan.group_rows,
+    )
 
 
 class _Launch:
@@ -186,5 +197,5 @@ def prepare(stage, problem, a, b, out):
 
 
 def launcher(stage, problem, out):
-    """What `prepare` does for a problem that it has served before, looking nothing up: `(a, b, out) -> run`."""
+    """What launches calls `(a, b, out)` of a problem that `prepare` has served before, looking nothing up."""
     return gemm_backend(out.device).launcher(stage, problem)

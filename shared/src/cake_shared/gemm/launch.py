@@ -56,7 +56,7 @@ class Launcher:
         `GemmProblem -> plan`, `RouterProblem -> plan` of the CPU backend.
     cuda : module
         The package's `cuda.py`, with `prepare(stage, problem, a, b, out) -> (plan, callable)`, and for the calls after
-        the first `launcher(stage, problem, out)`: `(a, b, out) -> callable`, or None.
+        the first `launcher(stage, problem, out)`, which returns what launches `(a, b, out)`.
     """
 
     def __init__(self, plan_gemm, plan_router, cuda):
@@ -87,8 +87,8 @@ class Launcher:
         if prepared.views is None:
             return
         key = signature(kind, left, right, out, dtype, accumulate)
-        launcher = self._cuda.launcher(prepared.stage, prepared.problem, prepared.views[2])
-        self.recipes.learn(key, left, right, prepared.out, prepared.views, launcher)
+        launch = self._cuda.launcher(prepared.stage, prepared.problem, prepared.views[2])
+        self.recipes.learn(key, left, right, prepared.out, prepared.views, launch)
 
     def gemm(self, names, a, b, out, accumulate=False):
         """Prepare `out (+)= a @ b` on `[L, M, K]`, `[L, K, N]`, `[L, M, N]` views (or without L) that keep the rule.

@@ -56,17 +56,17 @@ class Recipe:
         a, b and out of the first call as the program was given them.
     spans : tuple of int
         Bytes from the first to the last of the left operand, the right one and the output.
-    launcher : callable
-        `(a, b, out) -> run`, the backend's own for this problem.
+    launch : callable
+        `(a, b, out)`, the backend's own for this problem.
     """
 
-    __slots__ = ("_device", "_dtype", "_launcher", "_shape", "_spans", "_views")
+    __slots__ = ("_device", "_dtype", "_launch", "_shape", "_spans", "_views")
 
-    def __init__(self, shape, dtype, device, views, spans, launcher):
+    def __init__(self, shape, dtype, device, views, spans, launch):
         self._shape, self._dtype, self._device = shape, dtype, device
         self._views = tuple((x.shape, x.stride()) for x in views)
         self._spans = spans
-        self._launcher = launcher
+        self._launch = launch
 
     def serves(self, left, right, out):
         """Whether a given output lies apart from the operands; one between their rows takes the long way."""
@@ -83,7 +83,7 @@ class Recipe:
             out = torch.empty(self._shape, dtype=self._dtype, device=self._device)
         (a_size, a_stride), (b_size, b_stride), (out_size, out_stride) = self._views
         a, b = left.as_strided(a_size, a_stride), right.as_strided(b_size, b_stride)
-        self._launcher(a, b, out.as_strided(out_size, out_stride))()
+        self._launch(a, b, out.as_strided(out_size, out_stride))
         return out
 
 
@@ -104,7 +104,7 @@ class Recipes:
             return None
         return recipe
 
-    def learn(self, key, left, right, out, views, launcher):
+    def learn(self, key, left, right, out, views, launch):
         """Keep what a call of the long way found out, unless it read copies of its operands."""
         if out.numel() == 0 or left.numel() == 0 or right.numel() == 0:
             return
@@ -113,7 +113,7 @@ class Recipes:
         spans = tuple(end - start for start, end in map(span_of, (left, right, out)))
         if len(self._known) >= _CAPACITY:
             self._known.clear()
-        self._known[key] = Recipe(out.shape, out.dtype, out.device, views, spans, launcher)
+        self._known[key] = Recipe(out.shape, out.dtype, out.device, views, spans, launch)
 
     def forget(self):
         """Drop all recipes: needed where a planner's choices change, as in measurements."""

@@ -9,8 +9,8 @@ contraction are summed in FP32 and added in float64; the scale is undone there, 
 
 import torch
 
-from cake_shared.gemm.cpu import widen_cols, widen_rows
 from cake_shared.cpu_precision import ieee_products
+from cake_shared.gemm.cpu import widen_cols, widen_rows
 from cake_shared.gemm.problem import round_up
 
 _LARGEST_INT = 0x7FFFFFFF

@@ -39,17 +39,19 @@ class Tile:
     block_ns: float
 
 
-PORTABLE = Tile(5, 128, 128, 264, 900.0)
+PORTABLE = Tile(6, 128, 128, 264, 900.0)
 NATIVE = {
     "wide_out": Tile(0, 256, 256, 66, 680.0),
     "middle_out": Tile(1, 256, 128, 66, 380.0),
     "narrow_out": Tile(2, 256, 64, 66, 600.0),
     "flat_out": Tile(3, 64, 512, 66, 1100.0),
     "slim_out": Tile(4, 64, 256, 66, 550.0),
+    "shallow_out": Tile(5, 256, 256, 66, 700.0),
 }
 
 MIN_PIECE_BLOCKS = 8
 MAX_PIECES = 32
+SHALLOW_K = 2 * BLOCK_K  # up to here results are written faster than operands are read
 GROUP_ROWS = 8  # units along m that are visited before the columns advance
 SUM_NS = 3000.0  # a launch, and filling and draining the device once more
 PARTIAL_BYTES_PER_NS = 3500.0
@@ -138,7 +140,9 @@ def best_cut(tile: Tile, units: int, blocks: int) -> Cut:
     return best
 
 
-def _stage(m: int, n: int) -> str:
+def _stage(m: int, n: int, k: int) -> str:
+    if n > 128 and m > 64 and k <= SHALLOW_K:
+        return "shallow_out"
     if n <= 64:
         return "narrow_out"
     if m <= 64:
@@ -169,7 +173,7 @@ def plan_gemm_cuda(
     """
     swapped = problem.out_major == "m"
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
-    stage = stage or _stage(m, n)
+    stage = stage or _stage(m, n, problem.k)
     tile = NATIVE[stage] if native else PORTABLE
     units = problem.batch * math.ceil(m / tile.rows) * math.ceil(n / tile.columns)
     blocks = math.ceil(problem.k / BLOCK_K)

@@ -67,6 +67,7 @@ CAKE_DECLARE_KERNEL(gemm_middle_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_narrow_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_flat_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_slim_sm90, NativeParams)
+CAKE_DECLARE_KERNEL(gemm_shallow_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_out_any, PortableParams)
 CAKE_DECLARE_KERNEL(gemm_sum_any, SumParams)
 

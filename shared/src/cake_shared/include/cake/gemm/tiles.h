@@ -23,20 +23,25 @@ enum class TileKind : int32_t {
   kNarrow = 2,  // 128 x 64
   kFlat = 3,    // 64 x 256
   kSlim = 4,    // 64 x 128
+  kShallow = 5, // 128 x 256, for contractions of one or two stages: more room for results on their way out
 };
 
 struct TileShape {
   int m, n;
   int stages;
+  int store_buffers;  // blocks of a warp's results in shared memory
   bool pair_along_m;  // the cluster's CTAs have neighbouring rows and share B; else neighbouring columns, and share A
 };
 
 CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
-  return kind == TileKind::kWide     ? TileShape{128, 256, 4, true}
-         : kind == TileKind::kMiddle ? TileShape{128, 128, 6, true}
-         : kind == TileKind::kNarrow ? TileShape{128, 64, 8, true}
-         : kind == TileKind::kFlat   ? TileShape{64, 256, 4, false}
-                                     : TileShape{64, 128, 8, false};
+  switch (kind) {
+    case TileKind::kWide: return {128, 256, 4, 2, true};
+    case TileKind::kMiddle: return {128, 128, 6, 2, true};
+    case TileKind::kNarrow: return {128, 64, 8, 2, true};
+    case TileKind::kFlat: return {64, 256, 4, 2, false};
+    case TileKind::kSlim: return {64, 128, 8, 2, false};
+    default: return {128, 256, 2, 8, true};
+  }
 }
 
 // An operand of `rows` rows (of m or n) by kBlockK comes in boxes. Unit stride on k: one box of {kBlockK, box_rows}; unit

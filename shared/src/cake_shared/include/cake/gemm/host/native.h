@@ -14,7 +14,8 @@ inline constexpr int kCtasPerCluster = 2;
 
 constexpr uint32_t native_smem_bytes(TileShape tile) {
   const uint32_t stage = static_cast<uint32_t>(tile.m + tile.n) * kBlockK * 2;
-  const uint32_t store = 2 * 2 * kStoreRows * kStoreRowBytes, barriers = 16 * static_cast<uint32_t>(tile.stages);
+  const uint32_t store = 2 * static_cast<uint32_t>(tile.store_buffers) * kStoreRows * kStoreRowBytes;
+  const uint32_t barriers = 16 * static_cast<uint32_t>(tile.stages);
   return (stage * static_cast<uint32_t>(tile.stages) + store + barriers + 1023) / 1024 * 1024;
 }
 
@@ -69,7 +70,8 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
     case TileKind::kMiddle: return CAKE_KERNEL_REF(gemm_middle_sm90);
     case TileKind::kNarrow: return CAKE_KERNEL_REF(gemm_narrow_sm90);
     case TileKind::kFlat: return CAKE_KERNEL_REF(gemm_flat_sm90);
-    default: return CAKE_KERNEL_REF(gemm_slim_sm90);
+    case TileKind::kSlim: return CAKE_KERNEL_REF(gemm_slim_sm90);
+    default: return CAKE_KERNEL_REF(gemm_shallow_sm90);
   }
 }
 

@@ -1,5 +1,5 @@
-// From accumulators to memory: a warp's 16 rows in blocks of 128 bytes of columns, two of them in shared memory at a time,
-// stored by tensor copies; no warp waits for another. The masks are the copies' own; rows that are no multiple of 16 bytes
+// From accumulators to memory: a warp's 16 rows in blocks of 128 bytes of columns, a few of them in shared memory at a
+// time, stored by tensor copies; no warp waits for another. The masks are the copies' own; rows that are no multiple of 16 bytes
 // are stored by threads, because a copy writes whole 16 bytes.
 #pragma once
 
@@ -14,9 +14,11 @@ namespace cake::gemm::sm90 {
 
 inline constexpr int kStoreBuffers = 2;
 
-struct StoreBlocks {
-  alignas(1024) char buffer[kStoreBuffers][kStoreRows * kStoreRowBytes];
+template <int kBuffers>
+struct StoreRing {
+  alignas(1024) char buffer[kBuffers][kStoreRows * kStoreRowBytes];
 };
+using StoreBlocks = StoreRing<kStoreBuffers>;
 
 __device__ __forceinline__ void finish_stores() {
   if (threadIdx.x % 32 == 0) ptx::bulk_wait<0>();
@@ -95,17 +97,17 @@ struct Place {
   bool direct;
 };
 
-template <int kBlock, int kBlocks, int kCount>
-__device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p,
-                                             const Place& to, bool is_fp32) {
+// `stored` counts the blocks of this warp, each a group of copies.
+template <int kBlock, int kBlocks, int kBuffers, int kCount>
+__device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreRing<kBuffers>& blocks, uint32_t& stored,
+                                             const NativeParams& p, const Place& to, bool is_fp32) {
   if constexpr (kBlock < kBlocks) {
     const int first = kBlock * (is_fp32 ? 32 : 64);
     if (first >= to.columns) return;
-    char* const buffer = blocks.buffer[kBlock % kStoreBuffers];
+    char* const buffer = blocks.buffer[stored++ % kBuffers];
     char* const own = buffer + threadIdx.x % 128 / 32 * (kWarpRows * kStoreRowBytes);
     const bool elected = threadIdx.x % 32 == 0;
-    // The tile before may have ended on this buffer.
-    if (elected) ptx::bulk_wait_read<kBlock == 0 ? 0 : kStoreBuffers - 1>();
+    if (elected) ptx::bulk_wait_read<kBuffers - 1>();
     __syncwarp();
     write_block<kBlock>(acc, buffer, is_fp32);
     ptx::fence_async_shared();
@@ -117,29 +119,29 @@ __device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreBl
       ptx::tensor_store(to.map, coordinates, own);
       ptx::bulk_commit();
     }
-    store_blocks<kBlock + 1, kBlocks>(acc, blocks, p, to, is_fp32);
+    store_blocks<kBlock + 1, kBlocks>(acc, blocks, stored, p, to, is_fp32);
   }
 }
 
 // The consumer's 64 rows by kCount * 2 columns, which begin at this row and column of the unit.
-template <int kCount>
-__device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreBlocks& blocks, const NativeParams& p, const Unit& unit,
-                                           int row_in_unit, int column_in_unit) {
+template <int kBuffers, int kCount>
+__device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreRing<kBuffers>& blocks, uint32_t& stored,
+                                           const NativeParams& p, const Unit& unit, int row_in_unit, int column_in_unit) {
   const int first_row = unit.row_unit * p.tiling.unit_rows + row_in_unit;
   const int row_of_warp = threadIdx.x % 128 / 32 * kWarpRows, row = first_row + row_of_warp;
   const int column = unit.column_unit * p.tiling.unit_columns + column_in_unit;
   if (row >= p.m || column >= p.n) return;
   if (unit.slot != kWhole) {
     const Place to{&p.partials, row_in_unit + row_of_warp, column_in_unit, unit.slot, p.n - column, false};
-    store_blocks<0, kCount / 16>(acc, blocks, p, to, true);
+    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true);
     return;
   }
   if (p.output.accumulate) add_previous(acc, p, first_row, column, unit.batch);
   const Place to{&p.out, row, column, unit.batch, p.n - column, p.output.direct != 0};
   if (p.output.is_fp32) {
-    store_blocks<0, kCount / 16>(acc, blocks, p, to, true);
+    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true);
   } else {
-    store_blocks<0, kCount / 32>(acc, blocks, p, to, false);
+    store_blocks<0, kCount / 32>(acc, blocks, stored, p, to, false);
   }
 }
 

@@ -38,14 +38,14 @@ template <class C>
 struct alignas(1024) Smem {
   char a[C::kStages][C::kABytes];
   char b[C::kStages][C::kBBytes];
-  StoreBlocks store[kConsumers];
+  StoreRing<C::kTile.store_buffers> store[kConsumers];
   pipe::Ring<C::kStages> ring;
 };
 
 // Copies this CTA's share of an operand of kRows rows, first row `row`, into the stage.
 template <int kRows, bool kShared>
 __device__ __forceinline__ void load_operand(char* stage, const host::TensorMap& map, bool k_major, int row, int k, int batch,
-                                             uint32_t rank, uint64_t* barrier) {
+                                             uint32_t rank, uint64_t* barrier, uint64_t l2_policy = ptx::kEvictNormal) {
   constexpr OperandBoxes kBoxes{kRows, kShared};
   constexpr uint16_t kBoth = 3;
   const auto copy = [&](char* to, int32_t inner, int32_t outer) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_operand(char* stage, const host::TensorMap&
     if constexpr (kShared) {
       ptx::tensor_load_multicast(to, &map, at, barrier, kBoth);
     } else {
-      ptx::tensor_load(to, &map, at, barrier);
+      ptx::tensor_load(to, &map, at, barrier, l2_policy);
     }
   };
   const int share = kShared ? static_cast<int>(rank) : 0;
@@ -76,6 +76,9 @@ __device__ __forceinline__ void load_operand(char* stage, const host::TensorMap&
 template <class C>
 __device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, uint32_t rank, int first_unit, int unit_step) {
   constexpr TileShape kTile = C::kTile;
+  // What is read once does not displace what others left in L2.
+  const uint64_t a_policy = p.tiling.column_units == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
+  const uint64_t b_policy = p.tiling.row_units == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
   typename pipe::Ring<C::kStages>::Place at;
   for (int index = first_unit; index < p.tiling.units; index += unit_step) {
     const Unit unit = unit_of(p.tiling, index);
@@ -88,9 +91,9 @@ __device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, ui
       smem.ring.expect(at, C::kABytes + C::kBBytes);
       uint64_t* const full = smem.ring.full(at);
       load_operand<kTile.m, C::kA.shared>(smem.a[at.stage], p.a, p.a_k_major, row, k,
-                                          unit.batch * p.a_batch_step, rank, full);
+                                          unit.batch * p.a_batch_step, rank, full, a_policy);
       load_operand<kTile.n, C::kB.shared>(smem.b[at.stage], p.b, p.b_k_major, column, k,
-                                          unit.batch * p.b_batch_step, rank, full);
+                                          unit.batch * p.b_batch_step, rank, full, b_policy);
       at.advance();
     }
   }
@@ -139,6 +142,7 @@ __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, ui
   constexpr TileShape kTile = C::kTile;
   const int lane = threadIdx.x % 32;
   pipe::RingPlace<C::kStages> at;
+  uint32_t stored = 0;
   for (int index = first_unit; index < p.tiling.units; index += unit_step) {
     const Unit unit = unit_of(p.tiling, index);
     float acc[C::kConsumerColumns / 2];
@@ -160,7 +164,7 @@ __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, ui
     const int row_in_unit = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
     const int column_in_unit =
         (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * C::kConsumerColumns);
-    store_tile(acc, smem.store[consumer], p, unit, row_in_unit, column_in_unit);
+    store_tile(acc, smem.store[consumer], stored, p, unit, row_in_unit, column_in_unit);
   }
   finish_stores();
 }

@@ -9,10 +9,14 @@
 namespace dense_projection_det_gemm {
 
 inline constexpr int kRouterTermsThreads = 256;
-inline constexpr int kRouterTermsSteps = 16;  // of the contraction, a CTA
+inline constexpr int kRouterTermsSteps = 8;  // of the contraction, a CTA
 inline constexpr int kRouterOutThreads = 256;
 inline constexpr int kRouterNativeThreads = 384;
 inline constexpr int kRouterSpecialThreads = 256;
+inline constexpr int kRouterSpecialColumns = 32;  // of a CTA where segments are added
+
+// Dynamic shared memory of the native programs, which assert these numbers.
+inline constexpr uint32_t kRouterWideSmemBytes = 230400, kRouterBf16SmemBytes = 201728, kRouterNarrowSmemBytes = 101376;
 
 // [count, depth] of either operand. Strides are in elements, one of them is 1.
 struct RouterOperand {
@@ -65,4 +69,7 @@ CAKE_ROUTER_HOST_DEVICE bool router_slots_transposed(const RouterOutParams& p) {
 
 CAKE_DECLARE_KERNEL(router_terms_any, dense_projection_det_gemm::RouterTermsParams)
 CAKE_DECLARE_KERNEL(router_out_any, dense_projection_det_gemm::RouterOutParams)
+CAKE_DECLARE_KERNEL(router_out_sm90, dense_projection_det_gemm::RouterOutParams)
+CAKE_DECLARE_KERNEL(router_bf16_out_sm90, dense_projection_det_gemm::RouterOutParams)
+CAKE_DECLARE_KERNEL(router_narrow_out_sm90, dense_projection_det_gemm::RouterOutParams)
 CAKE_DECLARE_KERNEL(router_special_any, dense_projection_det_gemm::RouterSpecialParams)

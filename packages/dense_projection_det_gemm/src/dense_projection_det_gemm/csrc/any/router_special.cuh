@@ -5,57 +5,131 @@
 // find no flag and are done.
 #pragma once
 
-#include "any/router_terms.cuh"
+#include "any/router_split.cuh"
+#include "cake/ptx/grid_dependency.cuh"
 
 namespace dense_projection_det_gemm {
 
-inline constexpr int kSpecialColumns = 32;
 
 struct SpecialSmem {
   double p[32][33], q[32][33];      // [row][depth]
   uint32_t redo[kRouterRows];       // a bit for each of the 32 columns
-  uint8_t column_flags[kSpecialColumns];
+  int row_exponents[kRouterRows], column_exponents[kRouterSpecialColumns];
+  uint32_t column_flags[kRouterSpecialColumns];
+  uint32_t row_tiny[kRouterRows];   // of any segment
 };
 
 __device__ __forceinline__ float* output_element(const RouterOutParams& p, int64_t row, int64_t column) {
   return p.out + row * p.out_row_stride + column * p.out_column_stride;
 }
 
-// Elements of the output, or their sums: sets bits of smem.redo.
+// What is known of the rows of a tile and of 32 of its columns.
+__device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& smem, int tile, int row0, int column0, bool slots) {
+  const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
+  const int flag_rows = (p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps, thread = threadIdx.x;
+  if (thread < kRouterSpecialColumns) {
+    smem.column_flags[thread] = 0;
+    smem.column_exponents[thread] = p.terms.exponents[column0 + thread];
+  }
+  __syncthreads();
+  uint32_t flags = 0;
+  for (int i = thread / kRouterSpecialColumns; i < flag_rows; i += kRouterSpecialThreads / kRouterSpecialColumns) {
+    flags |= p.terms.flags[i * padded + column0 + thread % kRouterSpecialColumns];
+  }
+  if (flags) atomicOr(&smem.column_flags[thread % kRouterSpecialColumns], flags);
+  if (thread < kRouterRows) {
+    uint32_t tiny = 0;
+    if (slots) {
+      const RouterSpan units = router_units_of_tile(p.work, tile);
+      for (int u = 0; u < units.count; ++u) tiny |= p.slot_tiny[int64_t{router_slot(p.work, units, u)} * kRouterRows + thread];
+    }
+    smem.row_tiny[thread] = tiny;
+    smem.redo[thread] = 0;
+    smem.row_exponents[thread] = p.row_exponents[row0 + thread];
+  }
+}
+
+// Four elements next to each other in a slot and, usually, in the output.
+struct SpecialQuad {
+  int row, column;  // of the first, in the group
+  bool transposed;
+  __device__ __forceinline__ SpecialQuad(int index, bool along_rows)
+      : row(along_rows ? index % (kRouterRows / 4) * 4 : index / (kRouterSpecialColumns / 4)),
+        column(along_rows ? index / (kRouterRows / 4) : index % (kRouterSpecialColumns / 4) * 4),
+        transposed(along_rows) {}
+  __device__ __forceinline__ int row_of(int i) const { return transposed ? row + i : row; }
+  __device__ __forceinline__ int column_of(int i) const { return transposed ? column : column + i; }
+};
+
+// The sums of a tile's slots in 32 columns, to the output; sets bits of smem.redo instead where they cannot serve.
 __device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem& smem, int tile, int row0, int column0, int group) {
+  constexpr int kQuads = kRouterRows * kRouterSpecialColumns / 4 / kRouterSpecialThreads;
   const RouterSpan units = router_units_of_tile(p.work, tile);
   const bool transposed = router_slots_transposed(p);
-  const int width = p.work.blocks * kRouterBlock, tile_column = group * kSpecialColumns;
+  const int width = p.work.blocks * kRouterBlock, tile_column = group * kRouterSpecialColumns;
   const int64_t slot_elements = int64_t{kRouterRows} * width;
-  for (int i = threadIdx.x; i < kRouterRows * kSpecialColumns; i += kRouterSpecialThreads) {
-    const int row = transposed ? i % kRouterRows : i / kSpecialColumns, column = transposed ? i / kRouterRows : i % kSpecialColumns;
-    if (row0 + row >= p.work.rows || column0 + column >= p.work.columns) continue;
-    const int64_t offset = transposed ? int64_t{tile_column + column} * kRouterRows + row : int64_t{row} * width + tile_column + column;
-    float total = 0.f;
-    bool tiny = smem.column_flags[column] != 0;
-    for (int u = 0; u < units.count; ++u) {
-      const int64_t slot = router_slot(p.work, units, u);
-      const float part = p.slots[slot * slot_elements + offset];
-      total = u == 0 ? part : __fadd_rn(total, part);
-      tiny |= p.slot_tiny[slot * kRouterRows + row] != 0;
+  int offsets[kQuads];
+  bool any[kQuads];
+  float4 totals[kQuads];
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const SpecialQuad quad(threadIdx.x + i * kRouterSpecialThreads, transposed);
+    offsets[i] = transposed ? (tile_column + quad.column) * kRouterRows + quad.row : quad.row * width + tile_column + quad.column;
+    any[i] = row0 + quad.row < p.work.rows && column0 + quad.column < p.work.columns;
+    totals[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+  }
+#pragma unroll 1
+  for (int u = 0; u < units.count; ++u) {
+    const float* slot = p.slots + router_slot(p.work, units, u) * slot_elements;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      if (!any[i]) continue;
+      const float4 part = *reinterpret_cast<const float4*>(slot + offsets[i]);
+      totals[i].x = __fadd_rn(totals[i].x, part.x);
+      totals[i].y = __fadd_rn(totals[i].y, part.y);
+      totals[i].z = __fadd_rn(totals[i].z, part.z);
+      totals[i].w = __fadd_rn(totals[i].w, part.w);
     }
-    if (must_redo(total, tiny) || (smem.column_flags[column] & kRouterWide)) {
-      atomicOr(&smem.redo[row], 1u << column);
-    } else {
-      *output_element(p, row0 + row, column0 + column) = scale_by(total, -p.row_exponents[row0 + row] - p.terms.exponents[column0 + column]);
+  }
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    if (!any[i]) continue;
+    const SpecialQuad quad(threadIdx.x + i * kRouterSpecialThreads, transposed);
+    float results[4] = {totals[i].x, totals[i].y, totals[i].z, totals[i].w};
+    bool inside = true;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = quad.row_of(e), column = quad.column_of(e);
+      if (row0 + row >= p.work.rows || column0 + column >= p.work.columns) {
+        inside = false;
+        continue;
+      }
+      const bool tiny = smem.row_tiny[row] || smem.column_flags[column] != 0;
+      if (must_redo(results[e], tiny) || (smem.column_flags[column] & kRouterWide)) atomicOr(&smem.redo[row], 1u << column);
+      results[e] = scale_by(results[e], -smem.row_exponents[row] - smem.column_exponents[column]);
+    }
+    float* out = output_element(p, row0 + quad.row, column0 + quad.column);
+    if (inside && (transposed ? p.out_row_stride : p.out_column_stride) == 1) {
+      *reinterpret_cast<float4*>(out) = make_float4(results[0], results[1], results[2], results[3]);
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int row = quad.row_of(e), column = quad.column_of(e);
+      if (row0 + row < p.work.rows && column0 + column < p.work.columns) *output_element(p, row0 + row, column0 + column) = results[e];
     }
   }
 }
 
 // Elements that the main program has finished.
 __device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSmem& smem, int tile, int row0, int column0, int group) {
-  const uint8_t* row_redo = p.redo + (int64_t{tile} * p.work.blocks + group * kSpecialColumns / kRouterBlock) * kRouterRows;
-  for (int i = threadIdx.x; i < kRouterRows * kSpecialColumns; i += kRouterSpecialThreads) {
-    const int row = i / kSpecialColumns, column = i % kSpecialColumns;
+  const uint8_t* row_redo = p.redo + (int64_t{tile} * p.work.blocks + group * kRouterSpecialColumns / kRouterBlock) * kRouterRows;
+  for (int i = threadIdx.x; i < kRouterRows * kRouterSpecialColumns; i += kRouterSpecialThreads) {
+    const int row = i / kRouterSpecialColumns, column = i % kRouterSpecialColumns;
     const int flags = smem.column_flags[column];
     if (row0 + row >= p.work.rows || column0 + column >= p.work.columns || (flags == 0 && row_redo[row] == 0)) continue;
     const float result = *output_element(p, row0 + row, column0 + column);
-    const bool small = flags != 0 && fabs(scalbn(static_cast<double>(result), p.row_exponents[row0 + row] + p.terms.exponents[column0 + column])) < 1.0;
+    const bool small = flags != 0 && fabs(scalbn(static_cast<double>(result), smem.row_exponents[row] + smem.column_exponents[column])) < 1.0;
     if (!(fabsf(result) < __uint_as_float(kInfinityBits)) || small || (flags & kRouterWide)) atomicOr(&smem.redo[row], 1u << column);
   }
 }
@@ -111,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterS
   cake::ptx::wait_for_predecessor();
 
   const bool slots = router_units_of_tile(work, tile).count > 0;
-  int groups = width / kSpecialColumns, group = 0;
+  int groups = width / kRouterSpecialColumns, group = 0;
   if (gridDim.y > 1) {
     group = blockIdx.y;
     groups = group + 1;
@@ -129,15 +203,10 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterS
     if (!__syncthreads_or(found != 0)) return;
   }
   for (; group < groups; ++group) {
-    const int column0 = tile_column + group * kSpecialColumns;
+    const int column0 = tile_column + group * kRouterSpecialColumns;
     if (column0 >= work.columns) return;
     __syncthreads();
-    if (threadIdx.x < kRouterRows) smem.redo[threadIdx.x] = 0;
-    if (threadIdx.x < kSpecialColumns) {
-      uint32_t flags = 0;
-      for (int i = 0; i < flag_rows; ++i) flags |= p.main.terms.flags[i * padded + column0 + threadIdx.x];
-      smem.column_flags[threadIdx.x] = static_cast<uint8_t>(flags);
-    }
+    describe(p.main, smem, tile, row0, column0, slots);
     __syncthreads();
     slots ? sum_slots(p.main, smem, tile, row0, column0, group) : find_special(p.main, smem, tile, row0, column0, group);
     __syncthreads();

@@ -20,12 +20,22 @@ namespace dense_projection_det_gemm {
 namespace ptx = cake::ptx;
 
 using RouterRaw = float[4][2];
-using RouterFragments = uint32_t[kRouterTerms][4];
+
+// What a lane feeds to the tensor cores in a step: the terms of P, largest first. BF16 is its own only term.
+template <class Element>
+inline constexpr int kTermsOf = sizeof(Element) == 4 ? kRouterTerms : 1;
+template <class Element>
+using RouterFragments = uint32_t[kTermsOf<Element>][4];
 
 inline constexpr int kRouterOrdinaryLow = -40, kRouterOrdinaryHigh = 20;  // binades of P that need no scale
 inline constexpr int kRouterColumnBinade = 44;
 inline constexpr int kRouterColumnHighest = 70;
 inline constexpr uint32_t kInfinityBits = 0x7f800000u, kMagnitudeBits = 0x7fffffffu;
+
+__device__ __forceinline__ float operand_element(const RouterOperand& operand, int64_t offset) {
+  return operand.is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(operand.data)[offset])
+                         : static_cast<const float*>(operand.data)[offset];
+}
 
 // Binade of an FP32 magnitude: -149 .. 127, 128 for inf and NaN; -149 for zero.
 __device__ __forceinline__ int binade(uint32_t magnitude) {
@@ -69,7 +79,7 @@ __device__ __forceinline__ float scale_by(float x, int exponent) {
 }
 
 // a[t][r]: term t of raw[r], largest first; the three add up to the element exactly, if it is not tiny.
-__device__ __forceinline__ void split(RouterFragments& a, const RouterRaw& raw) {
+__device__ __forceinline__ void split(RouterFragments<float>& a, const RouterRaw& raw) {
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     float x = raw[r][0], y = raw[r][1];
@@ -114,6 +124,13 @@ struct RouterRowState {
     }
   }
 
+  __device__ __forceinline__ void watch(const uint32_t (&pairs)[4]) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      least_key[r & 1] = min(least_key[r & 1], min(nonzero_key(ptx::low_bf16(pairs[r])), nonzero_key(ptx::high_bf16(pairs[r]))));
+    }
+  }
+
   __device__ __forceinline__ void scale(RouterRaw& raw) const {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
@@ -129,6 +146,33 @@ struct RouterRowState {
     least = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
     return is_tiny(least, row_lowest(exponent[row]));
   }
+};
+
+// Fragments from the elements of a step; of the rows' first step where `first`.
+__device__ __forceinline__ void make_fragments(RouterFragments<float>& a, RouterRaw& raw, RouterRowState& rows, bool first) {
+  if (first) rows.take_hint(raw);
+#ifndef ROUTER_NOWATCH
+  rows.watch(raw);
+  rows.scale(raw);
+#endif
+  split(a, raw);
+}
+
+__device__ __forceinline__ void make_fragments(RouterFragments<__nv_bfloat16>& a, uint32_t (&pairs)[4], RouterRowState& rows, bool) {
+  rows.watch(pairs);
+#pragma unroll
+  for (int r = 0; r < 4; ++r) a[0][r] = pairs[r];
+}
+
+template <class Element>
+struct RouterLoaded;
+template <>
+struct RouterLoaded<float> {
+  using Type = RouterRaw;
+};
+template <>
+struct RouterLoaded<__nv_bfloat16> {
+  using Type = uint32_t[4];
 };
 
 __device__ __forceinline__ bool must_redo(float total, bool tiny) {

@@ -15,11 +15,6 @@ __device__ __forceinline__ constexpr int place_in_step(int i, bool interleaved) 
   return interleaved ? 8 * ((i >> 1) & 1) + 2 * (i >> 2) + (i & 1) : i;
 }
 
-__device__ __forceinline__ float operand_element(const RouterOperand& operand, int64_t offset) {
-  return operand.is_bf16 ? __bfloat162float(static_cast<const __nv_bfloat16*>(operand.data)[offset])
-                         : static_cast<const float*>(operand.data)[offset];
-}
-
 __device__ __forceinline__ void load_step(float (&x)[kRouterStep], const RouterOperand& q, int column, int step, bool valid, int depth) {
   const int k = step * kRouterStep;
   const int64_t offset = column * q.stride + k * q.depth_stride;
@@ -75,11 +70,15 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterT
   cake::ptx::launch_dependents();
   cake::ptx::wait_for_predecessor();
 
-  float x[kRouterStep];
-  load_step(x, p.q, column, 0, valid, p.work.depth);
+  constexpr int kSteps = kRouterTermsSteps / kStride;
+  float x[kSteps][kRouterStep], first[kRouterStep];
+  const int step0 = blockIdx.x * kRouterTermsSteps + lane_step * kSteps;
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) load_step(x[i], p.q, column, step0 + i, valid, p.work.depth);
+  load_step(first, p.q, column, 0, valid, p.work.depth);
   uint32_t largest = 0;
 #pragma unroll
-  for (int i = 0; i < kRouterStep; ++i) largest = max(largest, __float_as_uint(x[i]) & kMagnitudeBits);
+  for (int i = 0; i < kRouterStep; ++i) largest = max(largest, __float_as_uint(first[i]) & kMagnitudeBits);
   const int exponent = column_exponent(largest);
   const float up = power_of_two(exponent >> 1), up_again = power_of_two(exponent - (exponent >> 1));
   if (blockIdx.x == 0 && lane_step == 0) {
@@ -89,20 +88,18 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterT
 
   uint32_t least_key = 0xffffffffu;
   largest = 0;
-#pragma unroll 1
-  for (int i = lane_step; i < kRouterTermsSteps; i += kStride) {
-    const int step = blockIdx.x * kRouterTermsSteps + i;
-    if (step >= p.work.steps) break;
-    load_step(x, p.q, column, step, valid, p.work.depth);
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (step0 + i >= p.work.steps) break;
 #pragma unroll
     for (int j = 0; j < kRouterStep; ++j) {
-      least_key = min(least_key, nonzero_key(x[j]));
-      largest = max(largest, __float_as_uint(x[j]) & kMagnitudeBits);
-      x[j] = __fmul_rn(__fmul_rn(x[j], up), up_again);
+      least_key = min(least_key, nonzero_key(x[i][j]));
+      largest = max(largest, __float_as_uint(x[i][j]) & kMagnitudeBits);
+      x[i][j] = __fmul_rn(__fmul_rn(x[i][j], up), up_again);
     }
-    const int64_t place = (int64_t{column_tile} * p.work.steps + step) * p.work.blocks + block_in_tile;
+    const int64_t place = (int64_t{column_tile} * p.work.steps + step0 + i) * p.work.blocks + block_in_tile;
     char* destination = static_cast<char*>(p.terms.planes) + place * kRouterBlockBytes;
-    p.terms.interleaved ? store_terms<true>(destination, row, x) : store_terms<false>(destination, row, x);
+    p.terms.interleaved ? store_terms<true>(destination, row, x[i]) : store_terms<false>(destination, row, x[i]);
   }
   const int found = (is_tiny(least_key, column_lowest(exponent)) ? kRouterTiny : 0) |
                     (largest != 0 && binade(largest) + exponent > kRouterColumnHighest ? kRouterWide : 0);

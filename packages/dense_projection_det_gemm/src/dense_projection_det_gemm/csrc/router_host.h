@@ -1,0 +1,209 @@
+// `prepare_router` of the module: terms of Q, the product, its end, as one function of the stream.
+#pragma once
+
+#include <tvm/ffi/function.h>
+
+#include "cake/host/architecture.h"
+#include "cake/host/tensor.h"
+#include "router_params.h"
+
+// A module links what its architecture's records name: the native programs replace the portable one.
+#if defined(CAKE_EMULATOR) || !CAKE_HAS_SM90
+#define CAKE_HAS_PORTABLE_ROUTER 1
+#else
+#define CAKE_HAS_PORTABLE_ROUTER 0
+#endif
+
+namespace dense_projection_det_gemm {
+
+namespace host = cake::host;
+using host::TensorView;
+
+// As `PROGRAMS` of cuda_router_plan.py counts them.
+enum class RouterProgram : int64_t { kPortable = 0, kWide = 1, kBf16 = 2, kNarrow = 3 };
+
+// Parts of the workspace, each at a multiple of 256 bytes.
+class RouterWorkspace {
+ public:
+  explicit RouterWorkspace(char* data) : data_(data) {}
+  template <class T>
+  T* take(int64_t count) {
+    T* at = reinterpret_cast<T*>(data_ + used_);
+    used_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
+    return at;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* data_;
+  int64_t used_ = 0;
+};
+
+inline int32_t router_ceil(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
+
+inline RouterWork make_router_work(const TensorView& p, const TensorView& q, int64_t blocks, int64_t part_steps, int64_t units,
+                                   int64_t units_per_tile) {
+  constexpr int64_t kLimit = (int64_t{1} << 31) - 256;
+  for (int64_t extent : {p.size(0), p.size(1), q.size(0)}) {
+    if (extent < 1 || extent > kLimit) TVM_FFI_THROW(ValueError) << "p, q: expected extents from 1 to " << kLimit << ", got " << extent;
+  }
+  RouterWork work{};
+  work.rows = static_cast<int32_t>(p.size(0));
+  work.columns = static_cast<int32_t>(q.size(0));
+  work.depth = static_cast<int32_t>(p.size(1));
+  work.steps = router_ceil(work.depth, kRouterStep);
+  if (blocks != 1 && blocks != 4) TVM_FFI_THROW(ValueError) << "blocks: expected 1 or 4, got " << blocks;
+  work.blocks = static_cast<int32_t>(blocks);
+  work.row_tiles = router_ceil(work.rows, kRouterRows);
+  work.column_tiles = router_ceil(work.columns, blocks * kRouterBlock);
+  const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles;
+  const int64_t parts = part_steps > 0 ? (work.steps + part_steps - 1) / part_steps : 0;
+  const bool ranges = units_per_tile == 0 && part_steps == work.steps && units <= tiles * work.steps;
+  const bool serial = units_per_tile == 1 && units == tiles;
+  const bool parallel = units_per_tile > 1 && units_per_tile == parts && units == tiles * parts;
+  if (part_steps < 1 || part_steps > work.steps || units < 1 || units > kLimit / 2 || !(ranges || serial || parallel)) {
+    TVM_FFI_THROW(ValueError) << "part_steps, units, units_per_tile: expected a cut of " << tiles << " tiles of " << work.steps
+                              << " steps, got " << part_steps << ", " << units << ", " << units_per_tile;
+  }
+  work.part_steps = static_cast<int32_t>(part_steps);
+  work.units = static_cast<int32_t>(units);
+  work.units_per_tile = static_cast<int32_t>(units_per_tile);
+  return work;
+}
+
+// [count, depth], unit stride on the axis that the caller names, the other a multiple of 8 elements.
+inline RouterOperand make_router_operand(const char* name, const TensorView& x, bool depth_major, DLDevice device) {
+  RouterOperand operand{};
+  operand.data = host::check_input(name, x, {host::kFloat32, host::kBFloat16}, {host::kAny, host::kAny}, device);
+  operand.is_bf16 = host::same_dtype(x.dtype(), host::kBFloat16);
+  const int unit = depth_major ? 1 : 0, other = 1 - unit;
+  const bool legal = (x.size(unit) == 1 || x.stride(unit) == 1) && (x.size(other) == 1 || x.stride(other) % 8 == 0);
+  if (!legal || reinterpret_cast<uintptr_t>(operand.data) % 16 != 0) {
+    TVM_FFI_THROW(ValueError) << name << ": expected unit stride on axis " << unit
+                              << ", a multiple of 8 elements on the other and a start on 16 bytes, got strides "
+                              << host::sizes_text(x.strides()) << " at " << operand.data;
+  }
+  const int64_t pitch = x.size(other) == 1 ? (x.size(unit) + 7) / 8 * 8 : x.stride(other);
+  operand.stride = depth_major ? pitch : 1;
+  operand.depth_stride = depth_major ? 1 : pitch;
+  return operand;
+}
+
+struct RouterCall {
+  DLDevice device;
+  RouterTermsParams terms;
+  RouterSpecialParams special;  // with the product's
+};
+
+// p [R, K] and q [C, K] FP32 or BF16, out [R, C] FP32, workspace uint8.
+inline RouterCall make_router_call(const TensorView& p, const TensorView& q, const TensorView& out, const TensorView& workspace,
+                                   bool p_depth_major, bool q_depth_major, const RouterWork& work) {
+  RouterCall call{};
+  call.device = out.device();
+  const RouterOperand left = make_router_operand("p", p, p_depth_major, call.device);
+  const RouterOperand right = make_router_operand("q", q, q_depth_major, call.device);
+  host::detail::check_shape("q", q, {work.columns, work.depth});
+  host::detail::check_device("out", out, call.device);
+  host::detail::check_dtype("out", out, {host::kFloat32});
+  host::detail::check_shape("out", out, {work.rows, work.columns});
+  host::detail::declare("out", out, true);
+  const bool unit_columns = work.columns == 1 || out.stride(1) == 1;
+  const int64_t other = unit_columns ? out.stride(0) : out.stride(1);
+  const bool one = unit_columns ? work.rows == 1 || work.columns == 1 : false;
+  if ((!unit_columns && work.rows > 1 && out.stride(0) != 1) || (!one && other % 8 != 0) ||
+      reinterpret_cast<uintptr_t>(host::detail::first_element(out)) % 16 != 0) {
+    TVM_FFI_THROW(ValueError) << "out: expected unit stride on one axis, a multiple of 8 elements on the other and a start on 16 bytes, got strides "
+                              << host::sizes_text(out.strides());
+  }
+
+  const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles, width = int64_t{work.blocks} * kRouterBlock;
+  const int64_t padded = work.column_tiles * width, slots = router_slots(work);
+  char* bytes = static_cast<char*>(host::check_output("workspace", workspace, DLDataType{kDLUInt, 8, 1}, {host::kAny}, call.device));
+  RouterWorkspace parts(bytes);
+  RouterTerms terms{};
+  terms.planes = parts.take<char>(padded / kRouterBlock * work.steps * kRouterBlockBytes);
+  terms.exponents = parts.take<int32_t>(padded);
+  terms.factors = parts.take<float>(padded);
+  terms.flags = parts.take<uint8_t>(padded * router_ceil(work.steps, kRouterTermsSteps));
+  terms.interleaved = p_depth_major;
+  RouterOutParams main{};
+  main.p = left;
+  main.work = work;
+  main.terms = terms;
+  main.row_exponents = parts.take<int32_t>(int64_t{work.row_tiles} * kRouterRows);
+  main.out = static_cast<float*>(static_cast<void*>(host::detail::first_element(out)));
+  main.out_row_stride = unit_columns ? out.stride(0) : 1;
+  main.out_column_stride = unit_columns ? 1 : out.stride(1);
+  main.slots = parts.take<float>(slots * kRouterRows * width);
+  main.slot_tiny = parts.take<uint8_t>(slots * kRouterRows);
+  main.redo = parts.take<uint8_t>(tiles * work.blocks * kRouterRows);
+  if (parts.used() > workspace.numel()) {
+    TVM_FFI_THROW(ValueError) << "workspace: expected at least " << parts.used() << " bytes, got " << workspace.numel();
+  }
+  call.terms = {right, work, terms};
+  call.special = {main, right};
+  return call;
+}
+
+struct RouterProduct {
+  host::KernelRef<RouterOutParams> kernel;
+  host::LaunchConfig config;
+};
+
+inline RouterProduct router_product(RouterProgram program, const RouterCall& call, int64_t multiprocessors) {
+  const RouterWork& work = call.special.main.work;
+  constexpr int kPortableCtas = 3;  // of a multiprocessor
+  host::LaunchConfig config{};
+  config.programmatic = true;
+  const bool portable = program == RouterProgram::kPortable;
+  const int64_t most = portable ? router_ceil(multiprocessors * kPortableCtas, work.blocks) : multiprocessors;
+  config.grid = {static_cast<uint32_t>(work.units < most ? work.units : most), portable ? static_cast<uint32_t>(work.blocks) : 1u};
+  config.block = {static_cast<uint32_t>(portable ? kRouterOutThreads : kRouterNativeThreads)};
+#if CAKE_HAS_PORTABLE_ROUTER
+  if (portable) return {CAKE_KERNEL_REF(router_out_any), config};
+#endif
+#if CAKE_HAS_SM90
+  const bool bf16 = call.special.main.p.is_bf16;
+  if (program == RouterProgram::kWide && work.blocks == 4 && !bf16) {
+    config.smem_bytes = kRouterWideSmemBytes;
+    return {CAKE_KERNEL_REF(router_out_sm90), config};
+  }
+  if (program == RouterProgram::kBf16 && work.blocks == 4 && bf16) {
+    config.smem_bytes = kRouterBf16SmemBytes;
+    return {CAKE_KERNEL_REF(router_bf16_out_sm90), config};
+  }
+  if (program == RouterProgram::kNarrow && work.blocks == 1) {
+    config.smem_bytes = kRouterNarrowSmemBytes;
+    return {CAKE_KERNEL_REF(router_narrow_out_sm90), config};
+  }
+#endif
+  TVM_FFI_THROW(ValueError) << "program: expected one for " << work.blocks << " blocks of this architecture, got " << static_cast<int64_t>(program);
+  return {};
+}
+
+inline tvm::ffi::Function prepare_router(TensorView p, TensorView q, TensorView out, TensorView workspace, int64_t program,
+                                         bool p_depth_major, bool q_depth_major, int64_t blocks, int64_t part_steps, int64_t units,
+                                         int64_t units_per_tile, int64_t multiprocessors) {
+  if (p.ndim() != 2 || q.ndim() != 2) TVM_FFI_THROW(ValueError) << "p, q: expected matrices, got " << p.ndim() << " and " << q.ndim() << " axes";
+  if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected a count, got " << multiprocessors;
+  const RouterWork work = make_router_work(p, q, blocks, part_steps, units, units_per_tile);
+  const RouterCall call = make_router_call(p, q, out, workspace, p_depth_major, q_depth_major, work);
+  const RouterProduct product = router_product(static_cast<RouterProgram>(program), call, multiprocessors);
+  host::LaunchConfig first{}, last{};
+  first.grid = {static_cast<uint32_t>(router_ceil(work.steps, kRouterTermsSteps)), static_cast<uint32_t>(work.column_tiles * work.blocks)};
+  first.block = {kRouterTermsThreads};
+  last.grid = {static_cast<uint32_t>(work.row_tiles * work.column_tiles),
+               router_slots(work) ? static_cast<uint32_t>(work.blocks * kRouterBlock / kRouterSpecialColumns) : 1u};
+  last.block = {kRouterSpecialThreads};
+  first.programmatic = last.programmatic = true;
+  return tvm::ffi::Function::FromTyped([=](int64_t stream) {
+    const host::DeviceGuard current(call.device);
+    host::LaunchConfig on_first = first, on_product = product.config, on_last = last;
+    on_first.stream = on_product.stream = on_last.stream = stream;
+    host::launch(CAKE_KERNEL_REF(router_terms_any), on_first, call.terms);
+    host::launch(product.kernel, on_product, call.special.main);
+    host::launch(CAKE_KERNEL_REF(router_special_any), on_last, call.special);
+  });
+}
+
+}  // namespace dense_projection_det_gemm

@@ -1,0 +1,15 @@
+// The router's product in tiles of 128 x 256 of a BF16 and an FP32 operand: see sm90/router_native.cuh.
+#pragma once
+
+#include "sm90/router_native.cuh"
+
+extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterNativeThreads, 1)
+    router_bf16_out_sm90(const __grid_constant__ dense_projection_det_gemm::RouterOutParams p) {
+  using namespace dense_projection_det_gemm;
+  extern __shared__ __align__(1024) char smem_bytes[];
+  if (p.p.depth_stride == 1) {
+    RouterNative<__nv_bfloat16, false, 4>::run(p, smem_bytes);
+  } else {
+    RouterNative<__nv_bfloat16, true, 4>::run(p, smem_bytes);
+  }
+}

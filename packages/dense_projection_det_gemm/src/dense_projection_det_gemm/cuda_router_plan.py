@@ -1,0 +1,155 @@
+"""RouterProblem -> CudaRouterPlan: every choice of the router's CUDA path, pure and printable, made without a GPU.
+
+The product is seen as `D = P @ Q.T`: P `[rows, depth]` is streamed and split into its BF16 terms on the way to the
+tensor cores, Q `[columns, depth]` is split beforehand. Which operand is which, and how the contraction is cut into
+segments, depends on the layout and on shapes alone; in every layout but the weight gradient's (a has unit stride on m,
+b on n) the cut looks at the depth alone, so that a row's bits do not depend on how many rows there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil
+
+from cake_shared.gemm.problem import Buffer, RouterProblem
+from dense_projection_det_gemm.plan import split_products
+
+# As enum RouterProgram of csrc/router_host.h; every stage's portable program is 0.
+PROGRAMS = {"router_out": 1, "router_bf16_out": 2, "router_narrow_out": 3}
+
+# As csrc/router_work.h and csrc/router_params.h.
+ROWS = 128
+BLOCK_COLUMNS = 64
+STEP = 16
+TERMS = 3
+TERMS_STEPS = 8
+
+WIDE_BLOCKS = 4
+NARROW_COLUMNS = 128  # up to here in tiles of one block
+PART_STEPS = 96  # K = 6144 is four parts: 32 tiles of 4096 rows then fill 128 multiprocessors
+RANGES = 132  # of the weight gradient's contraction; a constant, so that devices with other counts get the same bits
+RANGE_STEPS = 16  # at least
+WHOLE_STEPS = 32  # a contraction this short is not cut
+WHOLE_TILES = 4 * RANGES  # nor are tiles as many as this
+
+
+@dataclass(frozen=True)
+class CudaRouterPlan:
+    """How a `RouterProblem` is computed on CUDA.
+
+    Attributes
+    ----------
+    problem
+        What is computed.
+    stage
+        Whose program runs.
+    streamed
+        "a" or "b": the operand that is split on the way; the other one is Q.
+    products
+        Pairs of terms (of a, of b; 1 the largest) in the order in which they are added within a step of 16.
+    blocks
+        Blocks of 64 columns of a tile of 128 rows.
+    part_steps
+        Steps of a segment at most.
+    units
+        Pieces of work, dealt out to the CTAs.
+    units_per_tile
+        1: a CTA adds up a tile's segments; more: each is a unit, and they are added at the end, with the same bits;
+        0: units are ranges of all tiles' steps.
+    order
+        How an element is summed.
+    workspace_bytes, buffers
+        What the launches need beside the operands.
+    """
+
+    problem: RouterProblem
+    stage: str
+    streamed: str
+    products: tuple[tuple[int, int], ...]
+    blocks: int
+    part_steps: int
+    units: int
+    units_per_tile: int
+    order: str
+    workspace_bytes: int
+    buffers: tuple[Buffer, ...] = field(repr=False)
+
+
+def _range_cut(tiles: int, steps: int) -> tuple[int, int, int]:
+    """Part steps, units, units per tile: from the shape alone."""
+    if steps <= WHOLE_STEPS or tiles >= WHOLE_TILES:
+        return steps, tiles, 1
+    return steps, min(RANGES, max(1, tiles * steps // RANGE_STEPS)), 0
+
+
+def _part_cut(tiles: int, steps: int, multiprocessors: int) -> tuple[int, int, int]:
+    """Part steps, units, units per tile: segments from the depth alone, who adds them up from the load."""
+    parts = ceil(steps / PART_STEPS)
+    alone = ceil(tiles / multiprocessors) * parts
+    spread = ceil(tiles * parts / multiprocessors)
+    # Spreading writes and reads partial sums: it must save a fifth.
+    if spread * 5 < alone * 4:
+        return PART_STEPS, tiles * parts, parts
+    return min(PART_STEPS, steps), tiles, 1
+
+
+def _buffers(rows: int, columns: int, steps: int, blocks: int, units: int, units_per_tile: int) -> tuple[Buffer, ...]:
+    row_tiles, width = ceil(rows / ROWS), blocks * BLOCK_COLUMNS
+    column_tiles = ceil(columns / width)
+    padded = column_tiles * width
+    slots = {0: 2 * units, 1: 0}.get(units_per_tile, units)
+    return (
+        Buffer("planes", "bfloat16", (column_tiles, steps, blocks, TERMS, BLOCK_COLUMNS * STEP)),
+        Buffer("exponents", "int32", (padded,)),
+        Buffer("factors", "float32", (padded,)),
+        Buffer("flags", "bool", (ceil(steps / TERMS_STEPS), padded)),
+        Buffer("row_exponents", "int32", (row_tiles * ROWS,)),
+        Buffer("slots", "float32", (slots, ROWS * width)),
+        Buffer("slot_tiny", "bool", (slots, ROWS)),
+        Buffer("redo", "bool", (row_tiles * column_tiles, blocks, ROWS)),
+    )
+
+
+@lru_cache(maxsize=1024)
+def plan_router_cuda(problem: RouterProblem, multiprocessors: int, *, spread: bool | None = None) -> CudaRouterPlan:
+    """Return the plan of a problem.
+
+    Parameters
+    ----------
+    problem
+        What is computed.
+    multiprocessors
+        Of the device. No bit depends on it.
+    spread
+        Whether segments of a tile are units of their own, where that moves no bit, instead of what the planner would
+        choose: for tests and measurements.
+    """
+    streams_b = problem.a_major == "m" and problem.b_major == "n"
+    rows, columns = (problem.n, problem.m) if streams_b else (problem.m, problem.n)
+    bf16 = (problem.b_terms if streams_b else problem.a_terms) == 1
+    blocks = WIDE_BLOCKS if columns > NARROW_COLUMNS else 1
+    steps = ceil(problem.k / STEP)
+    tiles = ceil(rows / ROWS) * ceil(columns / (blocks * BLOCK_COLUMNS))
+    if streams_b:
+        part_steps, units, units_per_tile = _range_cut(tiles, steps)
+    else:
+        part_steps, units, units_per_tile = _part_cut(tiles, steps, multiprocessors)
+        parts = ceil(steps / PART_STEPS)
+        if spread is not None and parts > 1:
+            part_steps, units, units_per_tile = PART_STEPS, tiles * parts if spread else tiles, parts if spread else 1
+    buffers = _buffers(rows, columns, steps, blocks, units, units_per_tile)
+    pairs = split_products(1 if bf16 else TERMS, TERMS)
+    return CudaRouterPlan(
+        problem=problem,
+        stage="router_narrow_out" if blocks == 1 else "router_bf16_out" if bf16 else "router_out",
+        streamed="b" if streams_b else "a",
+        products=tuple((j, i) for i, j in pairs) if streams_b else pairs,
+        blocks=blocks,
+        part_steps=part_steps,
+        units=units,
+        units_per_tile=units_per_tile,
+        order="products of a step of 16, steps ascending in FP32, segments ascending in FP32, then the scale",
+        workspace_bytes=sum(-(-b.size_bytes // 256) * 256 for b in buffers),
+        buffers=buffers,
+    )

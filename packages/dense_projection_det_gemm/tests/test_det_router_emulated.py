@@ -1,0 +1,202 @@
+"""The router's CUDA programs in the emulator: layouts, cuts, extreme rows, and no detector fires."""
+
+import math
+
+import pytest
+import torch
+
+from cake_shared.emulator import Options
+from cake_shared.errors import BuildError
+from cake_shared.gemm.problem import RouterProblem
+from cake_shared.target import TARGETS
+from cake_shared.testing import assert_bitwise_equal
+from cake_shared.testing.emulated import EmulatedPackage
+from dense_projection_det_gemm import cuda
+from dense_projection_det_gemm.cuda_router_plan import plan_router_cuda
+
+BF16, FP32 = torch.bfloat16, torch.float32
+TINY, LARGEST = 2.0**-149, torch.finfo(FP32).max
+ORDERS = (Options(order="eager"), Options(order="lazy"), Options(order="random", seed=1))
+
+
+@pytest.fixture(scope="module")
+def emulated():
+    """`emulated(architecture)`: the package in the emulator, made once an architecture."""
+    made = {}
+
+    def get(architecture):
+        if architecture not in made:
+            try:
+                made[architecture] = EmulatedPackage(cuda.PACKAGE, architecture)
+            except BuildError as error:
+                pytest.skip(f"compilers are what this needs: {error}")
+        return made[architecture]
+
+    return get
+
+
+def normal(rows, cols, seed=0, dtype=FP32):
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def padded(x):
+    """`x` in a buffer whose rows of memory are a multiple of 8 elements, and 8 more, apart."""
+    buffer = torch.full((x.shape[0], math.ceil(x.shape[1] / 8) * 8 + 8), math.nan, dtype=x.dtype)
+    return buffer[:, : x.shape[1]].copy_(x)
+
+
+def multiply(package, architecture, a, b, *, spread=None, multiprocessors=3, out=None):
+    """`a @ b` of `[M, K]` and `[K, N]` views whose layout keeps the rule."""
+    out = torch.full((a.shape[0], b.shape[1]), math.nan) if out is None else out
+    problem = RouterProblem(
+        m=a.shape[0],
+        n=b.shape[1],
+        k=a.shape[1],
+        a_major="k" if a.stride(1) == 1 else "m",
+        b_major="n" if b.stride(1) == 1 else "k",
+        a_terms=3 if a.dtype == FP32 else 1,
+        b_terms=3 if b.dtype == FP32 else 1,
+        target="cuda",
+    )
+    with package:
+        backend = cuda.GemmBackend(package.module, architecture, multiprocessors, lambda: 0)
+        plan = plan_router_cuda(problem, multiprocessors, spread=spread)
+        backend.router.prepare(problem, a, b, out, plan)[1]()
+    return out
+
+
+def forward(package, architecture, x, w, **options):
+    return multiply(package, architecture, padded(x), padded(w).t(), **options)
+
+
+def relative(actual, exact):
+    return float((actual.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("x_dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("experts", [40, 200])
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_three_directions(emulated, architecture, experts, x_dtype):
+    """No worse than torch's FP32 product, ragged in every extent, in all three directions."""
+    package = emulated(architecture)
+    package.options = Options(order="eager")
+    x, w, g = normal(150, 72, 1, x_dtype), normal(experts, 72, 2), normal(150, experts, 3)
+    for a, b in ((padded(x), padded(w).t()), (padded(g), padded(w)), (padded(g).t(), padded(x))):
+        actual = multiply(package, architecture, a, b)
+        exact = a.double() @ b.double()
+        assert relative(actual, exact) < 1.1e-7, (a.shape, b.shape)
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_every_order_of_completion(emulated, architecture):
+    package = emulated(architecture)
+    results = []
+    for package.options in ORDERS:
+        x, g = normal(700, 136, 1), normal(700, 24, 2)
+        results.append(multiply(package, architecture, padded(g).t(), padded(x)))
+        results.append(forward(package, architecture, normal(140, 100, 3), normal(136, 100, 4)))
+    for dw, y in zip(results[::2], results[1::2]):
+        assert_bitwise_equal(dw, results[0])
+        assert_bitwise_equal(y, results[1])
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_parts_in_one_unit_or_several(emulated, architecture, monkeypatch):
+    """Segments that a CTA adds up itself and segments that are added at the end: the same bits."""
+    monkeypatch.setattr("dense_projection_det_gemm.cuda_router_plan.PART_STEPS", 2)
+    plan_router_cuda.cache_clear()
+    package = emulated(architecture)
+    package.options = Options(order="random", seed=2)
+    x, w = normal(140, 120, 1), normal(136, 120, 2)
+    x[3] *= 2.0**-120
+    x[5, 70], w[7, 100] = 1e-36, math.inf
+    together = forward(package, architecture, x, w, spread=False, multiprocessors=1)
+    apart = forward(package, architecture, x, w, spread=True, multiprocessors=7)
+    assert_bitwise_equal(together, apart)
+    assert_bitwise_equal(forward(package, architecture, x[130:], w, spread=True), together[130:].contiguous())
+    exact = x.double() @ w.double().t()
+    keep = [i for i in range(136) if i != 7]
+    assert relative(together[:, keep], exact[:, keep]) < 1.5e-7
+    plan_router_cuda.cache_clear()
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_ranges_and_a_transposed_result(emulated, architecture):
+    """The weight gradient's cut: the same bits on 1 and 5 multiprocessors, and written through strides of any order."""
+    package = emulated(architecture)
+    package.options = Options(order="random", seed=3)
+    g, x = normal(1500, 24, 1), normal(1500, 200, 2)
+    g[:, 3] *= 2.0**-135
+    g[:, 5] *= 2.0**100
+    a, b = padded(g).t(), padded(x)
+    first = multiply(package, architecture, a, b, multiprocessors=1)
+    assert_bitwise_equal(multiply(package, architecture, a, b, multiprocessors=5), first)
+    turned = multiply(package, architecture, a, b, out=torch.full((200, 24), math.nan).t())
+    assert_bitwise_equal(turned.contiguous(), first)
+    bound = 2.0**-23 * (g.double().abs().t() @ x.double().abs()) + TINY / 2
+    assert bool(((first.double() - g.double().t() @ x.double()).abs() <= bound).all())
+
+
+def extreme_weights():
+    w = normal(32, 64, seed=1)
+    w[1] *= 1e-38
+    w[2] = 3.40e38 * torch.sign(w[2])
+    w[3] = 0.0
+    w[4, 7] = math.inf
+    w[5, 9] = math.nan
+    w[6] *= TINY * 2**20
+    w[7] = LARGEST * torch.sign(w[7])
+    w[8, 3] = -math.inf
+    w[9, ::2] *= 1e-38
+    w[9, 1::2] *= 1e37
+    return w
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_u57_extreme_rows_of_either_operand(emulated, architecture):
+    """U57: within FP32's bound, inf and NaN as in FP32, and no other row or column moves a bit."""
+    package = emulated(architecture)
+    package.options = Options(order="eager")
+    x, w = normal(72, 64) * 2.0**-8, extreme_weights()
+    clean = forward(package, architecture, x, w[16:])
+    for left, right in ((x, w), (w, x)):
+        y, exact = forward(package, architecture, left, right), left.double() @ right.double().t()
+        bound = 2.0**-23 * (left.double().abs() @ right.double().abs().t()) + TINY / 2
+        representable = exact.isfinite() & (exact.abs() <= LARGEST)
+        assert bool(((y.double() - exact).abs() <= bound)[representable].all())
+        assert torch.equal(y.isnan(), exact.isnan())
+        assert torch.equal(y[y.isinf()].sign(), exact[exact.float().isinf()].sign().float())
+        if left is x:
+            assert_bitwise_equal(y[:, 16:].contiguous(), clean)
+
+
+@pytest.mark.parametrize("binades", [60, 100, 104, 120, 250])
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_small_elements_beside_large_ones_keep_their_digits(emulated, architecture, binades):
+    """Where large elements meet zeros, the product of the small ones is the result, to full FP32 accuracy."""
+    package = emulated(architecture)
+    package.options = Options(order="eager")
+    a, b = normal(24, 7, seed=1).abs() + 1, normal(16, 7, seed=2).abs() + 1
+    up, down = binades // 2, binades - binades // 2
+    top = min(up, 120)
+    x, w = torch.zeros(24, 9), torch.zeros(16, 9)
+    x[:, 0], w[:, 8] = 2.0**top, 2.0**top
+    small = max(top - binades, -74) if binades == 250 else -down
+    x[:, 1:8], w[:, 1:8] = a * 2.0**small, b * 2.0**small
+    exact = x.double() @ w.double().t()
+    error = (forward(package, architecture, x, w).double() - exact).abs()
+    assert bool((error <= 2.0**-23 * exact + TINY / 2).all())
+
+
+@pytest.mark.parametrize("binade", [-149, -126, -100, 100, 126])
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_powers_of_two_on_a_row_are_exact(emulated, architecture, binade):
+    """Scaling rows of x by a power of two scales their logits by exactly that."""
+    package = emulated(architecture)
+    package.options = Options(order="eager")
+    base, w = (normal(4, 40) * 4).round() / 4, normal(24, 40, seed=1)
+    if binade < -140:
+        base = base.sign()
+    y = forward(package, architecture, base, w)
+    scaled = forward(package, architecture, base * 2.0**binade, w)
+    assert_bitwise_equal(scaled, (y.double() * 2.0**binade).float())

@@ -61,7 +61,7 @@ def recorder():
 
 def test_forward_of_a_short_pack(recorder):
     inputs, options = call_of(packed(base(200, 1, 2), (100, 0, 65)))
-    o, final, _ = recorder.backend.forward(inputs, options, True, True)
+    o, final, *_ = recorder.backend.forward(inputs, options, True, True)
     assert o.shape == inputs.v.shape
     assert final.shape == (3, 2, 128, 128)
     assert recorder.stages() == ["prologue", "wy", "chunk_output"]
@@ -71,11 +71,11 @@ def test_every_stage_of_the_records_is_launched_by_calls_that_ask_for_everything
     case = base(8193, 1, 2)
     per_head = {"A_log": torch.zeros(2), "dt_bias": torch.zeros(2)}
     inputs, options = call_of(case, use_gate_in_kernel=True, use_qk_l2norm_in_kernel=True, **per_head)
-    _, _, tape = recorder.backend.forward(inputs, options, False, True)
-    recorder.backend.backward(inputs, options, case.do, None, tape, Needs(), 128)
+    _, _, *saved = recorder.backend.forward(inputs, options, False, True)
+    recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(), 128)
     assert recorder.stages() == [
         *("prologue", "wy", "segment_pairs", "segment_entries", "chunk_output"),
-        *("prologue", "wy", "segment_pairs", "segment_gradients", "segment_exits"),
+        *("segment_pairs", "segment_gradients", "segment_exits"),
         *("value_gradients", "chunk_states", "token_gradients", "gate_parameters"),
     ]
     recorder.backend.forward(*call_of(packed(base(1025, 1, 1), [1] * 1025)), False, False)
@@ -83,14 +83,32 @@ def test_every_stage_of_the_records_is_launched_by_calls_that_ask_for_everything
     assert set(recorder.stages()) == set(programs_of(PACKAGE).stages)
 
 
+def test_the_backward_makes_the_groundwork_where_it_is_not_given(recorder):
+    """With it, a pack has rows past its end to be written; a batch has none."""
+    needs = Needs(A_log=False, dt_bias=False)
+    chains = ["value_gradients", "chunk_states", "token_gradients"]
+    pack, batch = packed(base(200, 1, 2), (100, 65)), base(100, 1, 2, B=2)
+    for case, options, kept in ((pack, {}, ["prologue"]), (batch, {"use_qk_l2norm_in_kernel": True}, [])):
+        inputs, options = call_of(case, **options)
+        _, _, tape, groundwork = recorder.backend.forward(inputs, options, False, True)
+        recorder.launches.clear()
+        recorder.backend.backward(inputs, options, case.do, None, tape, groundwork, needs, 128)
+        assert recorder.stages() == kept + chains
+        recorder.launches.clear()
+        recorder.backend.backward(inputs, options, case.do, None, tape, None, needs, 128)
+        assert recorder.stages() == ["prologue", "wy", *chains]
+        with pytest.raises(ValueError, match="groundwork: expected 1024 bytes more than it has"):
+            recorder.backend.backward(inputs, options, case.do, None, tape, groundwork[:-1024], needs, 128)
+
+
 def test_a_calls_first_stage_starts_after_all_that_came_before(recorder):
     case = base(8193, 1, 2)
     inputs, options = call_of(case)
-    _, _, tape = recorder.backend.forward(inputs, options, False, True)
-    recorder.backend.backward(inputs, options, case.do, None, tape, Needs(A_log=False, dt_bias=False), 128)
+    _, _, *saved = recorder.backend.forward(inputs, options, False, True)
+    recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
     recorder.backend.forward(*call_of(packed(base(1025, 1, 1), [1] * 1025)), False, False)
     stages = recorder.stages()
-    firsts = [0, stages.index("prologue", 1), stages.index("pack_offsets")]
+    firsts = [0, stages.index("segment_pairs", 3), stages.index("pack_offsets")]
     assert not any(recorder.programmatic[place] for place in firsts)
 
 
@@ -99,8 +117,8 @@ def test_launches_stay_within_the_records_budgets(recorder):
         recorder.backend.multiprocessors = multiprocessors
         case = base(8193, 1, 2)
         inputs, options = call_of(case, use_qk_l2norm_in_kernel=True)
-        _, _, tape = recorder.backend.forward(inputs, options, True, True)
-        recorder.backend.backward(inputs, options, case.do, None, tape, Needs(A_log=False, dt_bias=False), 128)
+        _, _, *saved = recorder.backend.forward(inputs, options, True, True)
+        recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
     for architecture in ("sm_90a", "sm_100a", "sm_103a", "sm_107a"):
         budgets = {record.program: record.budget for record in programs_of(PACKAGE).records_for(architecture)}
         for name, _, threads, smem_bytes in recorder.launches:
@@ -113,7 +131,7 @@ def test_gradients_of_values_alone_need_no_forward_states(recorder):
     inputs, options = call_of(case)
     inputs.v = None
     needs = Needs(False, False, True, False, False, True, False, False)
-    grads = recorder.backend.backward(inputs, options, case.do, None, None, needs, 128)
+    grads = recorder.backend.backward(inputs, options, case.do, None, None, None, needs, 128)
     assert [x is not None for x in grads] == list(needs)
     assert "chunk_states" not in recorder.stages()
     assert recorder.stages()[-1] == "value_gradients"
@@ -125,7 +143,7 @@ def test_packs_without_tokens_launch_no_chunk(recorder, lengths):
     h0, _ = states(case, len(lengths))
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     inputs, options = call_of(case.with_(cu_seqlens=offsets, initial_state=h0))
-    o, _, _ = recorder.backend.forward(inputs, options, True, False)
+    o, *_ = recorder.backend.forward(inputs, options, True, False)
     assert o.numel() == 0
     assert recorder.stages()[0] == "prologue"
     assert (recorder.stages() == ["prologue"]) == (len(lengths) == 0)
@@ -148,7 +166,7 @@ def test_wrong_workspace_is_refused(recorder, monkeypatch):
     scratch = rule._scratch
     for change, message in ((-1024, "more than it has"), (1024, "less than it has")):
         monkeypatch.setattr(rule, "_scratch", lambda size, device, change=change: scratch(size + change, device))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"groundwork: expected 1024 bytes {message}"):
             recorder.backend.forward(inputs, options, False, False)
 
 
@@ -175,8 +193,8 @@ def test_misaligned_rows_are_copied_and_aligned_views_are_not(recorder):
             changed = case.with_(**{name: x})
             inputs, options = call_of(changed)
             recorder.tensors.clear()
-            _, _, tape = recorder.backend.forward(inputs, options, False, True)
-            recorder.backend.backward(inputs, options, changed.do, None, tape, Needs(A_log=False, dt_bias=False), 128)
+            _, _, *saved = recorder.backend.forward(inputs, options, False, True)
+            recorder.backend.backward(inputs, options, changed.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
             addresses = recorder.tensors[{"do": "d_o"}.get(name, name)]
             assert (x.data_ptr() != addresses[-1]) == copied, name
             assert addresses[-1] % 16 == 0

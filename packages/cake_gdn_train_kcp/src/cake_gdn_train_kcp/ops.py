@@ -120,7 +120,8 @@ def _op_forward(*arguments: Any) -> tuple[torch.Tensor, ...]:
         final = q.new_empty((0, heads, key, value), dtype=dtype)
     entry = q.new_zeros((heads, key, value), dtype=dtype) if tape.entry is None else tape.entry.contiguous()
     transfer = q.new_zeros((heads, key, key), dtype=dtype) if tape.transfer is None else tape.transfer.contiguous()
-    return o, _layout(final, options), entry, transfer, *tape.saved
+    # The groundwork's size follows the number of local sequences, which a graph does not know: it is made again.
+    return o, _layout(final, options), entry, transfer, tape.saved.entry_states
 
 
 def _op_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
@@ -149,7 +150,7 @@ def _fake_forward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     q, v = arguments[0], arguments[2]
     output_final_state, save = arguments[17:]
     # Outputs and tape are those of the single-rank operator on the local tokens.
-    o, final, tape = torch.ops.cake_gdn_train.chunk_gated_delta_rule_fwd(
+    o, final, tape, _ = torch.ops.cake_gdn_train.chunk_gated_delta_rule_fwd(
         *arguments[:5], None, *arguments[6:8], None, *arguments[11:17], output_final_state, save
     )
     if output_final_state:

@@ -6,6 +6,7 @@ from cake_shared.check import check_offsets
 from cake_shared.gdn import backward as _backward
 from cake_shared.gdn import forward as _forward
 from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.forward import TAPE_HEAD
 from cake_shared.gdn.isolation import isolated
 from cake_shared.gdn.options import Inputs, Options
 
@@ -18,8 +19,8 @@ def _check_pack(inputs: Inputs) -> None:
 @isolated
 def forward(
     inputs: Inputs, options: Options, output_final_state: bool, save_states: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `o`, final states (no rows unless asked for) and the tape of segment-entry states.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return `o`, final states (no rows unless asked for), the tape of segment-entry states, and no groundwork.
 
     Raises
     ------
@@ -27,7 +28,8 @@ def forward(
         For offsets that do not start at 0, decrease, or end beyond the buffer.
     """
     _check_pack(inputs)
-    return _forward.forward(inputs, options, output_final_state, save_states)
+    results = _forward.forward(inputs, options, output_final_state, save_states)
+    return *results, inputs.k.new_empty(TAPE_HEAD, dtype=torch.uint8)
 
 
 @isolated
@@ -37,10 +39,14 @@ def backward(
     d_out: torch.Tensor | None,
     d_final: torch.Tensor | None,
     tape: torch.Tensor | None,
+    groundwork: torch.Tensor | None,
     needs: Needs,
     value_dim: int,
 ) -> tuple[torch.Tensor | None, ...]:
-    """Return the gradients of q, k, v, g, beta, initial_state, A_log and dt_bias, None where not needed."""
+    """Return the gradients of q, k, v, g, beta, initial_state, A_log and dt_bias, None where not needed.
+
+    There is no groundwork on the CPU: what it would hold is made again.
+    """
     _check_pack(inputs)
     shape = inputs.g.shape[2], value_dim
     grads = _backward.backward(inputs, options, d_out, d_final, tape, needs, shape)

@@ -20,11 +20,19 @@ class CheckedCall(Protocol):
 
     normalises_rows: bool
 
-    def forward(self, tensors: tuple[Optional, ...], save_states: bool) -> tuple[torch.Tensor, Optional, Optional]:
-        """Return `o`, the final states or None, and the tape or None."""
+    def forward(
+        self, tensors: tuple[Optional, ...], save_states: bool, keep: bool
+    ) -> tuple[torch.Tensor, Optional, Optional, Optional]:
+        """Return `o` and, each or None, the final states, the tape and the groundwork for a backward pass."""
 
     def backward(
-        self, tensors: tuple[Optional, ...], d_o: Optional, d_final: Optional, tape: Optional, needs: Needs
+        self,
+        tensors: tuple[Optional, ...],
+        d_o: Optional,
+        d_final: Optional,
+        tape: Optional,
+        groundwork: Optional,
+        needs: Needs,
     ) -> tuple[Optional, ...]:
         """Return the gradients of the first eight tensors, None where not needed."""
 
@@ -42,14 +50,17 @@ class BackendCall:
         self.output_final_state, self.value_dim = output_final_state, value_dim
         self.normalises_rows = options.qk_l2norm
 
-    def forward(self, tensors, save_states):
-        """See `CheckedCall`."""
-        o, final, tape = self.backend.forward(inputs_of(*tensors), self.options, self.output_final_state, save_states)
-        return o, final if self.output_final_state else None, tape if tape.shape[0] > TAPE_HEAD else None
+    def forward(self, tensors, save_states, keep):
+        """See `CheckedCall`; no groundwork is kept."""
+        results = self.backend.forward(inputs_of(*tensors), self.options, self.output_final_state, save_states)
+        o, final, tape, _ = results
+        return o, final if self.output_final_state else None, tape if tape.shape[0] > TAPE_HEAD else None, None
 
-    def backward(self, tensors, d_o, d_final, tape, needs):
+    def backward(self, tensors, d_o, d_final, tape, groundwork, needs):
         """See `CheckedCall`."""
-        return self.backend.backward(inputs_of(*tensors), self.options, d_o, d_final, tape, needs, self.value_dim)
+        return self.backend.backward(
+            inputs_of(*tensors), self.options, d_o, d_final, tape, groundwork, needs, self.value_dim
+        )
 
 
 class Wanted(NamedTuple):
@@ -75,14 +86,14 @@ class Rule(torch.autograd.Function):
         """Run the forward pass and keep what the wanted gradients read."""
         needs, states, queries = wanted(ctx.needs_input_grad[1:9])
         tensors = (q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
-        o, final, tape = call.forward(tensors, states)
+        o, final, tape, groundwork = call.forward(tensors, states, True)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.needs = call, needs
         if not (queries or call.normalises_rows):
             q = None
         if not states:
             v = initial_state = None
-        ctx.save_for_backward(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, tape)
+        ctx.save_for_backward(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, tape, groundwork)
         return o, final
 
     @staticmethod
@@ -92,8 +103,8 @@ class Rule(torch.autograd.Function):
 
 
 def _backward(ctx, d_o, d_final):
-    *tensors, tape = ctx.saved_tensors
-    return None, *ctx.call.backward(tensors, d_o, d_final, tape, ctx.needs), None
+    *tensors, tape, groundwork = ctx.saved_tensors
+    return None, *ctx.call.backward(tensors, d_o, d_final, tape, groundwork, ctx.needs), None
 
 
 _backward_once = once_differentiable(_backward)

@@ -28,12 +28,12 @@ _OPTIONS = (
 _FWD = (
     "chunk_gated_delta_rule_fwd(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
     f"Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens, {_OPTIONS}, bool output_final_state, bool save_states) "
-    "-> (Tensor, Tensor, Tensor)"
+    "-> (Tensor, Tensor, Tensor, Tensor)"
 )
 _BWD = (
     "chunk_gated_delta_rule_bwd(Tensor? d_o, Tensor? d_final_state, Tensor? q, Tensor k, Tensor? v, Tensor g, "
     "Tensor beta, Tensor? initial_state, Tensor? A_log, Tensor? dt_bias, Tensor? cu_seqlens, Tensor? entry_states, "
-    f"{_OPTIONS}, SymInt value_dim, bool[] needs) "
+    f"Tensor? groundwork, {_OPTIONS}, SymInt value_dim, bool[] needs) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -42,10 +42,13 @@ class Saved(NamedTuple):
     """What the forward pass hands to the backward one besides its inputs.
 
     `entry_states` is one-dimensional and holds the states at the entry of each segment after a sequence's first, in
-    pack order; it is next to empty while T is at most 8192, because every sequence then is one segment.
+    pack order; it is next to empty while T is at most 8192, because every sequence then is one segment. `groundwork`
+    is one-dimensional too, bytes that a backward pass on CUDA would otherwise make again, with the same bits (about 17
+    KB for 64 tokens and a value head); it may be None.
     """
 
     entry_states: torch.Tensor
+    groundwork: torch.Tensor | None = None
 
 
 class Gradients(NamedTuple):
@@ -81,11 +84,18 @@ def _fake_forward(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *
     is_long = torch.sym_min(1, tokens // (SEGMENT_THRESHOLD_TOKENS + 1))
     capacity = batch * (tokens // SEGMENT_TOKENS) * is_long if save_states else 0
     tape = q.new_empty((TAPE_HEAD + capacity * heads * key * value,), dtype=_state_dtype(q))
-    return torch.empty_like(v, memory_format=torch.contiguous_format), final, tape
+    size = TAPE_HEAD
+    if save_states and q.device.type == "cuda":
+        from cake_shared.gdn.cuda.plan import groundwork_bytes
+
+        normalises = rest[1]
+        size = groundwork_bytes(batch, tokens, q.shape[2], heads, None if cu_seqlens is None else sequences, normalises)
+    groundwork = q.new_empty((size,), dtype=torch.uint8)
+    return torch.empty_like(v, memory_format=torch.contiguous_format), final, tape, groundwork
 
 
 def _fake_backward(
-    d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, entry_states, *rest
+    d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, entry_states, groundwork, *rest
 ):
     v_first, value_dim, needs = rest[-3:]
     batch, tokens, heads = g.shape
@@ -175,24 +185,22 @@ class RuleOps:
         inputs = inputs_of(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
         return self.backend(q.device).forward(inputs, Options(*rest[:6]), *rest[6:])
 
-    def _op_backward(
-        self, d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, entry_states, *rest
-    ):
+    def _op_backward(self, d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
         inputs = inputs_of(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)
-        value_dim, needs = rest[6:]
+        entry_states, groundwork, *flags, value_dim, needs = rest
         grads = self.backend(k.device).backward(
-            inputs, Options(*rest[:6]), d_o, d_final_state, entry_states, Needs(*needs), value_dim
+            inputs, Options(*flags), d_o, d_final_state, entry_states, groundwork, Needs(*needs), value_dim
         )
         dtypes = _gradient_dtypes(k, g, beta, A_log, dt_bias)
         return tuple(k.new_empty(0, dtype=d) if x is None else x for x, d in zip(grads, dtypes))
 
-    def _op_gradient(self, ctx, d_o, d_final_state, d_tape):
-        *kept, tape = ctx.saved_tensors
+    def _op_gradient(self, ctx, d_o, d_final_state, d_tape, d_groundwork):
+        *kept, tape, groundwork = ctx.saved_tensors
         if not ctx.output_final_state:
             d_final_state = None
         if d_o is None and d_final_state is None:
             return (None,) * 17
-        grads = self.bwd_op(d_o, d_final_state, *kept, tape, *ctx.flags, ctx.value_dim, list(ctx.needs))
+        grads = self.bwd_op(d_o, d_final_state, *kept, tape, groundwork, *ctx.flags, ctx.value_dim, list(ctx.needs))
         return (*(x if n else None for x, n in zip(grads, ctx.needs)), *(None,) * 9)
 
     def call(
@@ -229,7 +237,7 @@ class RuleOps:
         refuse_forward_ad(**dict(zip(Gradients._fields, leaves)))
         if as_operator(*leaves, inputs.cu_seqlens):
             records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
-            o, final, _ = self.fwd_op(*leaves, inputs.cu_seqlens, *_flags(options), output_final_state, records)
+            o, final, *_ = self.fwd_op(*leaves, inputs.cu_seqlens, *_flags(options), output_final_state, records)
             return o, final if output_final_state else None
         call = _checked_call(chosen, inputs, options, output_final_state)
         if chosen is not cpu:
@@ -250,8 +258,8 @@ class RuleOps:
         refuse_forward_ad(**dict(zip(Gradients._fields, tensors)))
         run = self.fwd_op if as_operator(*tensors) else self._op_forward
         with torch.no_grad():
-            o, final, tape = run(*tensors, *_flags(options), output_final_state, save_states)
-        return o, final if output_final_state else None, Saved(tape)
+            o, final, *saved = run(*tensors, *_flags(options), output_final_state, save_states)
+        return o, final if output_final_state else None, Saved(*saved)
 
     def bwd(
         self,
@@ -283,9 +291,7 @@ class RuleOps:
         refuse_forward_ad(d_o=d_o, d_final_state=d_final_state, **dict(zip(Gradients._fields, tensors)))
         run = self.bwd_op if as_operator(d_o, d_final_state, *tensors) else self._op_backward
         with torch.no_grad():
-            grads = run(
-                d_o, d_final_state, *tensors, saved.entry_states, *_flags(options), inputs.v.shape[3], list(needs)
-            )
+            grads = run(d_o, d_final_state, *tensors, *saved, *_flags(options), inputs.v.shape[3], list(needs))
         return Gradients(*(x if n else None for x, n in zip(grads, needs)))
 
 
@@ -300,7 +306,7 @@ def _run_eagerly(call: CheckedCall, tensors: tuple[torch.Tensor | None, ...]) ->
         for x in tensors:
             if x is not None and x.requires_grad:
                 return Rule.apply(call, *tensors)
-    o, final, _ = call.forward(tensors, False)
+    o, final, *_ = call.forward(tensors, False, False)
     return o, final
 
 
@@ -314,6 +320,14 @@ def _check_saved(saved: Any, q: torch.Tensor) -> None:
     check_device("saved", states, q.device, "q")
     if states.dim() != 1:
         raise ValueError(f"saved: got shape {list(states.shape)}, {takes}")
+    if saved.groundwork is None:
+        return
+    if not isinstance(saved.groundwork, torch.Tensor):
+        raise TypeError(f"saved: got groundwork of {kind_of(saved.groundwork)}, {takes}")
+    check_dtype("saved", saved.groundwork, (torch.uint8,), ", the dtype of groundwork")
+    check_device("saved", saved.groundwork, q.device, "q")
+    if saved.groundwork.dim() != 1:
+        raise ValueError(f"saved: got shape {list(saved.groundwork.shape)}, {takes}")
 
 
 def _no_second_derivative(ctx, *gradients) -> None:
@@ -343,4 +357,4 @@ def _op_context(ctx, inputs, output) -> None:
     ctx.set_materialize_grads(False)
     ctx.needs, ctx.flags, ctx.value_dim = ctx.needs_input_grad[:8], flags, v.shape[3]
     ctx.output_final_state = inputs[15]
-    ctx.save_for_backward(*_kept(needs, options, inputs_of(*tensors)), output[2])
+    ctx.save_for_backward(*_kept(needs, options, inputs_of(*tensors)), *output[2:])

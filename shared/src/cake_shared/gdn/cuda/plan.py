@@ -71,19 +71,31 @@ class Plan:
         Matrices `[HV, 128, 128]` kept at the borders of segments; 0 where no sequence can have two.
     warps
         Of a CTA of the output and reverse chains: 4 (two CTAs share a head's value columns) or 8 (one has all).
+    groundwork
+        What the stages up to wy make, in order, in a buffer that a forward pass may keep for the backward one.
     regions
-        The workspace, in order; each starts at a multiple of 1024 bytes.
+        The workspace, in order. Each region of the two buffers starts at a multiple of 1024 bytes.
     """
 
     tables: TablePlan
     slots: int
     warps: int
+    groundwork: tuple[Region, ...]
     regions: tuple[Region, ...]
 
     @functools.cached_property
+    def groundwork_bytes(self) -> int:
+        """Bytes of the groundwork."""
+        return _bytes_of(self.groundwork)
+
+    @functools.cached_property
     def workspace_bytes(self) -> int:
-        """Bytes of the workspace."""
-        return sum(ceil_div(region.bytes, _REGION_BYTES) * _REGION_BYTES for region in self.regions)
+        """Bytes of the workspace; 0 for none."""
+        return _bytes_of(self.regions)
+
+
+def _bytes_of(regions: tuple[Region, ...]) -> int:
+    return sum(ceil_div(region.bytes, _REGION_BYTES) * _REGION_BYTES for region in regions)
 
 
 def slots_per_row(tokens: int) -> int:
@@ -100,20 +112,31 @@ def chain_warps(segments: int, value_heads: int, multiprocessors: int) -> int:
     return 4 if 2 * segments * value_heads <= multiprocessors else 8
 
 
-def _shared_regions(problem: Problem, tables: TablePlan, records: int) -> list[Region]:
-    rows = problem.batch * problem.tokens * problem.key_heads
+def plan_groundwork(
+    batch: int, tokens: int, key_heads: int, value_heads: int, sequences: int | None, normalises_rows: bool
+) -> tuple[Region, ...]:
+    """Return the groundwork's regions, from what `Problem` says of a call; sizes may be symbolic."""
+    tables = plan_tables(batch, tokens, sequences)
+    records, rows = tables.chunk_capacity * value_heads, batch * tokens * key_heads
     regions = [Region("tables", 4 * tables.words)]
-    if problem.normalises_rows:
+    if normalises_rows:
         for name in ("q", "k"):
             regions.append(Region(f"normalised {name}", rows * HEAD_DIM * 2))
             regions.append(Region(f"reciprocal norms of {name}", rows * 4))
-    return [
+    return (
         *regions,
         Region("cumulative gates", records * CHUNK_TOKENS * 4),
         Region("inverses", records * _SQUARE_TILE_BYTES),
         Region("attention", records * _SQUARE_TILE_BYTES),
         Region("scalars", records * _SCALAR_BYTES),
-    ]
+    )
+
+
+def groundwork_bytes(
+    batch: int, tokens: int, key_heads: int, value_heads: int, sequences: int | None, normalises_rows: bool
+) -> int:
+    """Return the size of the buffer that a forward pass keeps for the backward one; sizes may be symbolic."""
+    return _bytes_of(plan_groundwork(batch, tokens, key_heads, value_heads, sequences, normalises_rows))
 
 
 def _plan(problem: Problem, regions_of) -> Plan:
@@ -122,11 +145,10 @@ def _plan(problem: Problem, regions_of) -> Plan:
     records = tables.chunk_capacity * problem.value_heads
     segments = max(tables.sequences, problem.batch * problem.tokens // SEGMENT_TOKENS)
     warps = chain_warps(segments, problem.value_heads, problem.multiprocessors)
-    regions = (
-        *_shared_regions(problem, tables, records),
-        *regions_of(records, slots * problem.value_heads * _STATE_BYTES),
-    )
-    return Plan(tables, slots, warps, regions)
+    p = problem
+    groundwork = plan_groundwork(p.batch, p.tokens, p.key_heads, p.value_heads, p.sequences, p.normalises_rows)
+    regions = tuple(regions_of(records, slots * p.value_heads * _STATE_BYTES))
+    return Plan(tables, slots, warps, groundwork, regions)
 
 
 @functools.lru_cache(maxsize=256)

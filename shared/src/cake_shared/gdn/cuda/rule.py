@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _WAY_OUT = "; backend='cpu' serves others, with tensors in host memory"
 _STATE_ELEMENTS = HEAD_DIM * HEAD_DIM
 
+# As in enum RuleOption of cake/gdn/host/rule_stages.h.
+_NATIVE_PROGRAMS, _GROUNDWORK_MADE = 32, 64
+
 
 def _option_bits(options: Options) -> int:
     """As enum RuleOption of cake/gdn/host/rule_stages.h."""
@@ -110,7 +113,7 @@ class PreparedCall:
         self._problem = (*k.shape[:3], inputs.g.shape[2], sequences, options.qk_l2norm, options.gate)
         self._offsets_in_host_memory = cu_seqlens is not None and cu_seqlens.device != k.device
         self._output_final_state = output_final_state
-        self._flags = _option_bits(options) | backend.native << 5
+        self._flags = _option_bits(options) | (_NATIVE_PROGRAMS if backend.native else 0)
         self._scale = options.scale
         self.normalises_rows = options.qk_l2norm
         self._plans: dict[tuple, Plan] = {}
@@ -127,8 +130,10 @@ class PreparedCall:
             return _offsets_on(self._device, cu_seqlens, self._keys_shape[1])
         return _contiguous(cu_seqlens)
 
-    def forward(self, tensors: tuple[torch.Tensor | None, ...], save_states: bool):
-        """Return `o`, the final states or None, and the tape of the segments' entry states or None.
+    def forward(self, tensors: tuple[torch.Tensor | None, ...], save_states: bool, keep: bool):
+        """Return `o` and, each or None, final states, the tape of the segments' entry states, and the groundwork.
+
+        With `keep` the groundwork is returned; `save_states` asks for the tape.
 
         Raises
         ------
@@ -146,15 +151,19 @@ class PreparedCall:
         if save_states and plan.slots:
             elements = plan.slots * self._states_shape[1] * _STATE_ELEMENTS
             tape = torch.empty(TAPE_HEAD + elements, dtype=torch.float32, device=device)
+        groundwork = _scratch(plan.groundwork_bytes, device)
         others = (
             g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), out, final,
-            None if tape is None else tape[TAPE_HEAD:], _scratch(plan.workspace_bytes, device), backend.error_tensor,
+            None if tape is None else tape[TAPE_HEAD:], groundwork, self._workspace(plan), backend.error_tensor,
             self._flags, self._scale, plan.warps, backend.stream(),
         )  # fmt: skip
         misaligned = backend.run_forward(q, k, v, *others)
         if misaligned:
             backend.run_forward(*_repaired((q, k, v), misaligned), *others)
-        return out, final, tape
+        return out, final, tape, groundwork if keep else None
+
+    def _workspace(self, plan: Plan) -> torch.Tensor | None:
+        return _scratch(plan.workspace_bytes, self._device) if plan.workspace_bytes else None
 
     def backward(
         self,
@@ -162,11 +171,12 @@ class PreparedCall:
         d_o: torch.Tensor | None,
         d_final: torch.Tensor | None,
         tape: torch.Tensor | None,
+        groundwork: torch.Tensor | None,
         needs: Needs,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of q, k, v, g, beta, initial_state, A_log and dt_bias, None where not needed.
 
-        Errors are those of `forward`.
+        Without the forward pass's groundwork it is made again, with the same bits. Errors are those of `forward`.
         """
         q, k, v, g, beta, initial_state, a_log, dt_bias, cu_seqlens = tensors
         backend, device = self._backend, self._device
@@ -191,10 +201,15 @@ class PreparedCall:
             zeros = torch.zeros(HEAD_DIM, dtype=torch.bfloat16, device=device)
         if q is None:
             q = k  # nothing that reads it is wanted
+        flags = self._flags
+        if groundwork is None:
+            groundwork = _scratch(plan.groundwork_bytes, device)
+        else:
+            flags |= _GROUNDWORK_MADE
         others = (
             _contiguous(d_final), g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), saved,
-            dv, d_initial, dq, dk, dg, dbeta, d_a_log, d_dt_bias, zeros, _scratch(plan.workspace_bytes, device),
-            backend.error_tensor, self._flags, self._scale, plan.warps, backend.stream(),
+            dv, d_initial, dq, dk, dg, dbeta, d_a_log, d_dt_bias, zeros, groundwork, self._workspace(plan),
+            backend.error_tensor, flags, self._scale, plan.warps, backend.stream(),
         )  # fmt: skip
         misaligned = backend.run_backward(q, k, v, d_o, *others)
         if misaligned:
@@ -244,8 +259,10 @@ class RuleBackend:
 
     def forward(
         self, inputs: Inputs, options: Options, output_final_state: bool, save_states: bool
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return `o`, final states (no rows unless asked for) and the tape of the segments' entry states.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return `o`, final states (no rows unless asked for), the tape of entry states and the groundwork.
+
+        The last two are next to empty unless `save_states` asks for what a backward pass can use.
 
         Raises
         ------
@@ -255,10 +272,14 @@ class RuleBackend:
             An earlier call on the device was given malformed offsets.
         """
         call = self.prepared(inputs, options, output_final_state, inputs.v.shape[3])
-        out, final, tape = call.forward(_in_order(inputs), save_states)
+        out, final, tape, groundwork = call.forward(_in_order(inputs), save_states, save_states)
         if final is None:
             final = out.new_empty((0, inputs.v.shape[2], HEAD_DIM, HEAD_DIM), dtype=torch.float32)
-        return out, final, out.new_empty(TAPE_HEAD, dtype=torch.float32) if tape is None else tape
+        if tape is None:
+            tape = out.new_empty(TAPE_HEAD, dtype=torch.float32)
+        if groundwork is None:
+            groundwork = out.new_empty(TAPE_HEAD, dtype=torch.uint8)
+        return out, final, tape, groundwork
 
     def backward(
         self,
@@ -267,6 +288,7 @@ class RuleBackend:
         d_out: torch.Tensor | None,
         d_final: torch.Tensor | None,
         tape: torch.Tensor | None,
+        groundwork: torch.Tensor | None,
         needs: Needs,
         value_dim: int,
     ) -> tuple[torch.Tensor | None, ...]:
@@ -275,7 +297,9 @@ class RuleBackend:
         Errors are those of `forward`.
         """
         call = self.prepared(inputs, options, d_final is not None, value_dim)
-        return call.backward(_in_order(inputs), d_out, d_final, tape, needs)
+        if groundwork is not None and groundwork.shape[0] <= TAPE_HEAD:
+            groundwork = None
+        return call.backward(_in_order(inputs), d_out, d_final, tape, groundwork, needs)
 
 
 def uses_native(package: str, architecture: str) -> bool:

@@ -183,11 +183,11 @@ def test_U45_opcheck_of_the_backward_operator(gdn, kind):
     case = OP_CASES[kind]()
     ops = getattr(torch.ops, gdn.name)
     tensors = op_arguments(case)
-    entries = ops.chunk_gated_delta_rule_fwd(*tensors, *FLAGS, False, True)[2]
+    _, _, entries, groundwork = ops.chunk_gated_delta_rule_fwd(*tensors, *FLAGS, False, True)
     given = case.initial_state is not None
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     for needs in ([True] * 5 + [given, True, True], [i == 2 for i in range(8)], [i == 6 for i in range(8)]):
-        arguments = (case.do, case.d_state, *tensors, entries, *FLAGS, case.v.shape[3], needs)
+        arguments = (case.do, case.d_state, *tensors, entries, groundwork, *FLAGS, case.v.shape[3], needs)
         torch.library.opcheck(ops.chunk_gated_delta_rule_bwd.default, arguments, test_utils=tests)
 
 

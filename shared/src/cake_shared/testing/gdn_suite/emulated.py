@@ -6,7 +6,7 @@ import torch
 from cake_shared.emulator import Options
 from cake_shared.errors import BuildError
 from cake_shared.gdn.cuda.devices import ErrorWord
-from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
+from cake_shared.gdn.cuda.rule import PreparedCall, RuleBackend, uses_native
 from cake_shared.program import programs_of
 from cake_shared.target import TARGETS
 from cake_shared.testing import assert_bitwise_equal, poisoned_allocations
@@ -99,6 +99,18 @@ def test_both_widths_of_the_chains_are_the_same_bits(emulated, architecture):
     wide = _run_in(emulated, architecture, case, ORDERS[1], multiprocessors=1)
     for key, value in narrow.items():
         assert_bitwise_equal(wide[key], value, key)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_what_the_forward_keeps_moves_no_bit(emulated, architecture, name, monkeypatch):
+    """The backward makes the groundwork again, with the bits of the forward's."""
+    case = CASES[name]()
+    kept = _run_in(emulated, architecture, case, ORDERS[1])
+    forward = PreparedCall.forward
+    monkeypatch.setattr(PreparedCall, "forward", lambda *arguments: (*forward(*arguments)[:3], None))
+    for key, value in _run_in(emulated, architecture, case, ORDERS[1]).items():
+        assert_bitwise_equal(value, kept[key], key)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ inline void gate_sums(TensorView g, OptionalTensor cu_seqlens, TensorView tables
   p.sums = static_cast<float*>(
       host::check_output("sums", sums, host::kFloat32, {pack.chunks, pack.heads, int64_t{kChunkTokens}}, device));
   const host::DeviceGuard guard(device);
-  launch_prologue(pack, p, stream);
+  launch_prologue(pack, p, false, stream);
 }
 
 }  // namespace cake::gdn

@@ -124,23 +124,21 @@ void launch_stage(host::KernelRef<Params> kernel, int64_t ctas, int threads, uin
 }
 
 // The first launches of a call. Of `p` the caller fills the gates, the sums, the results and, with key heads, the rows to normalise.
-inline void launch_prologue(const Pack& pack, PrologueParams p, int64_t stream) {
+// Where tables, sums and rows are made, only what no chunk writes is left.
+inline void launch_prologue(const Pack& pack, PrologueParams p, bool made, int64_t stream) {
   p.pack = pack.offsets;
   p.value_heads = static_cast<int32_t>(pack.heads);
-  p.scans_offsets = pack.sequences <= kScannedSequences ? 1 : 0;
-  if (!p.scans_offsets) {
+  p.scans_offsets = !made && pack.sequences <= kScannedSequences ? 1 : 0;
+  if (!made && !p.scans_offsets) {
     launch_stage(CAKE_KERNEL_REF(pack_offsets_any), 1, kPackOffsetsThreads, 0, stream, pack.offsets);
   }
   const int64_t entries = std::max({pack.chunks * std::max(pack.heads, int64_t{1}), pack.segments, int64_t{1}});
   const int64_t rows_per_cta = kPrologueThreads / 32 * kPrologueRowsPerWarp;
-  const int64_t gate_ctas = (entries + kPrologueThreads - 1) / kPrologueThreads;
-  const int64_t row_ctas = (pack.tokens * p.key_heads + rows_per_cta - 1) / rows_per_cta;
+  const int64_t gate_ctas = made ? 0 : (entries + kPrologueThreads - 1) / kPrologueThreads;
+  const int64_t row_ctas = made ? 0 : (pack.tokens * p.key_heads + rows_per_cta - 1) / rows_per_cta;
   constexpr int32_t kUncoveredCtas = 132;
   p.uncovered_ctas = p.uncovered.result_count > 0 && pack.may_leave_rows() ? kUncoveredCtas : 0;
   const int64_t ctas = gate_ctas + p.uncovered_ctas + 2 * row_ctas;
-  if (ctas > std::numeric_limits<int32_t>::max()) {
-    TVM_FFI_THROW(ValueError) << "g: expected tokens and heads that make at most 2^31 - 1 CTAs, got " << ctas;
-  }
   p.gate_ctas = static_cast<int32_t>(gate_ctas);
   p.row_ctas = static_cast<int32_t>(row_ctas);
   launch_stage(CAKE_KERNEL_REF(prologue_any), ctas, kPrologueThreads, 0, stream, p);

@@ -7,12 +7,17 @@ namespace cake::gdn {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-// Hands out the workspace in the order that plan.py states its regions, each a multiple of 1024 bytes long.
-class Workspace {
+// Hands out a buffer of bytes in the order that plan.py states its regions, each a multiple of 1024 bytes long.
+class Regions {
  public:
-  Workspace(const TensorView& bytes, DLDevice device) : size_(bytes.numel()) {
+  Regions(const char* name, const OptionalTensor& bytes, bool made, DLDevice device) : name_(name) {
     constexpr DLDataType kUInt8{kDLUInt, 8, 1};
-    next_ = static_cast<char*>(host::check_output("workspace", bytes, kUInt8, {host::kAny}, device));
+    if (!bytes.has_value()) return;
+    const TensorView& tensor = bytes.value();
+    size_ = tensor.numel();
+    // What an earlier call has made is only read.
+    next_ = static_cast<char*>(made ? const_cast<void*>(host::check_input(name, tensor, {kUInt8}, {host::kAny}, device))
+                                    : host::check_output(name, tensor, kUInt8, {host::kAny}, device));
   }
 
   template <class T = char>
@@ -21,17 +26,18 @@ class Workspace {
     const int64_t rounded = (bytes + 1023) / 1024 * 1024;
     next_ += rounded;
     size_ -= rounded;
-    if (size_ < 0) TVM_FFI_THROW(ValueError) << "workspace: expected " << -size_ << " bytes more than it has";
+    if (size_ < 0) TVM_FFI_THROW(ValueError) << name_ << ": expected " << -size_ << " bytes more than it has";
     return reinterpret_cast<T*>(region);
   }
 
   void finish() const {
-    if (size_ != 0) TVM_FFI_THROW(ValueError) << "workspace: expected " << size_ << " bytes less than it has";
+    if (size_ != 0) TVM_FFI_THROW(ValueError) << name_ << ": expected " << size_ << " bytes less than it has";
   }
 
  private:
-  char* next_;
-  int64_t size_;
+  const char* name_;
+  char* next_ = nullptr;
+  int64_t size_ = 0;
 };
 
 // Bits of what a call answers instead of launching anything: rows that a copy must bring to 16-byte alignment.

@@ -14,10 +14,11 @@ enum RuleOption : int64_t {
   kBetaLogits = 4,
   kBetaUpToTwo = 8,
   kStateVFirst = 16,
+  kGroundworkMade = 64,  // by the forward pass: the backward reads it
   kNativePrograms = 32,  // the architecture's records name native programs; a module of that architecture has no others
 };
 
-// What both directions share: the pack, the options, the regions and results of the stages up to wy.
+// What both directions share: the pack, the options, and the groundwork, which is what the stages up to wy make.
 struct RuleCall {
   DLDevice device;
   int64_t stream;
@@ -81,8 +82,9 @@ inline RuleCall check_rule(const TensorView& q, const TensorView& k, const Tenso
   return call;
 }
 
-// The regions that both directions begin with, in the order of plan.py.
-inline void take_shared_regions(RuleCall& call, Workspace& workspace) {
+// The groundwork: made by the first pass that has it, handed on by a forward pass that keeps it. In the order of plan.py.
+inline void take_groundwork(RuleCall& call, const TensorView& bytes) {
+  Regions workspace("groundwork", bytes, call.has(kGroundworkMade), call.device);
   const int64_t rows = call.pack.tokens * call.heads.key_heads;
   call.pack.put_tables(workspace.take<int32_t>(4 * call.pack.table_words()));
   if (call.has(kNormaliseRows)) {
@@ -95,6 +97,7 @@ inline void take_shared_regions(RuleCall& call, Workspace& workspace) {
   call.inverse = workspace.take(call.records() * kSquareTileBytes);
   call.attention = workspace.take(call.records() * kSquareTileBytes);
   call.scalars = workspace.take<float>(call.records() * kScalarFloats * 4);
+  workspace.finish();
 }
 
 inline ResultRows result_rows(const TensorView& x, const Pack& pack) {
@@ -109,7 +112,7 @@ inline Uncovered uncovered(std::initializer_list<ResultRows> results, const Stat
   return found;
 }
 
-// Tables, options, cumulative gates and what no chunk writes, then T and P; q and k are the normalised ones from here on.
+// Makes the groundwork, or takes the one that there is, and writes what no chunk writes; q and k are the normalised ones from here on.
 inline void launch_up_to_wy(RuleCall& call, const Uncovered& results) {
   const Pack& pack = call.pack;
   PrologueParams p{};
@@ -125,7 +128,8 @@ inline void launch_up_to_wy(RuleCall& call, const Uncovered& results) {
       *given[i] = {call.normalised[i], pack.tokens_per_row * token_stride, token_stride, kHeadDim};
     }
   }
-  launch_prologue(pack, p, call.stream);
+  launch_prologue(pack, p, call.has(kGroundworkMade), call.stream);
+  if (call.has(kGroundworkMade)) return;
   launch_stage(CAKE_KERNEL_REF(wy_any), pack.chunks * call.heads.key_heads, kWyThreads, kWySmemBytes, call.stream,
                WyParams{call.heads, pack.tables(), call.q, call.k, call.beta, call.sums, call.inverse, call.attention,
                         call.scalars, call.scale});
@@ -179,16 +183,16 @@ inline void launch_segment_states(const RuleCall& call, host::KernelRef<SegmentS
 // Returns 0, or the bits of RowsOf whose rows must be copied first; nothing was launched then.
 inline int64_t rule_forward(TensorView q, TensorView k, TensorView v, TensorView g, TensorView beta, OptionalTensor initial_state,
                             OptionalTensor a_log, OptionalTensor dt_bias, OptionalTensor cu_seqlens, TensorView o,
-                            OptionalTensor final_state, OptionalTensor entries, TensorView workspace_bytes,
-                            TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
+                            OptionalTensor final_state, OptionalTensor entries, TensorView groundwork,
+                            OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
   RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const bool v_first = call.has(kStateVFirst);
   const TokenRows values = check_rows("v", v, call.pack, call.pack.heads, call.device, kRowsOfV, call.misaligned);
   const TokenRows out = check_rows_out("o", o, call.pack, call.pack.heads, call.device);
   const States initial = check_states("initial_state", initial_state, call.pack, v_first, false, call.device);
   const States final = check_states("final_state", final_state, call.pack, v_first, true, call.device);
-  Workspace workspace(workspace_bytes, call.device);
-  take_shared_regions(call, workspace);
+  take_groundwork(call, groundwork);
+  Regions workspace("workspace", workspace_bytes, false, call.device);
   float* factors = workspace.take<float>(call.slots() * call.pack.heads * kStateElements * 4);
   float* entry_states = nullptr;
   if (entries.has_value()) {
@@ -221,8 +225,8 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
                              OptionalTensor dt_bias, OptionalTensor cu_seqlens, OptionalTensor entries, TensorView grad_v,
                              OptionalTensor grad_initial_state, OptionalTensor grad_q, OptionalTensor grad_k,
                              OptionalTensor grad_g, OptionalTensor grad_beta, OptionalTensor grad_a_log,
-                             OptionalTensor grad_dt_bias, OptionalTensor zeros, TensorView workspace_bytes,
-                             TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
+                             OptionalTensor grad_dt_bias, OptionalTensor zeros, TensorView groundwork,
+                             OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
   RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const Pack& pack = call.pack;
   const bool v_first = call.has(kStateVFirst), tokens_too = grad_q.has_value();
@@ -238,8 +242,8 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   const States d_final = check_states("d_final_state", grad_final_state, pack, v_first, false, call.device);
   const States d_initial = check_states("d_initial_state", grad_initial_state, pack, v_first, true, call.device);
   const TokenRows dv = check_rows_out("dv", grad_v, pack, pack.heads, call.device);
-  Workspace workspace(workspace_bytes, call.device);
-  take_shared_regions(call, workspace);
+  take_groundwork(call, groundwork);
+  Regions workspace("workspace", workspace_bytes, false, call.device);
   const int64_t long_bytes = call.slots() * pack.heads * kStateElements * 4;
   float* factors = workspace.take<float>(long_bytes);
   float* exits = workspace.take<float>(long_bytes);

@@ -34,12 +34,22 @@ def test_a_run_prints_counters_and_the_arrays_asked_for(file, capsys):
     assert main(["run", file, *arguments]) == 0
     shown = capsys.readouterr().out
     assert "bytes global_write  16" in shown
-    assert "argument 0: [2.5 2.5 2.5 2.5]" in shown
+    assert "argument 0, 4 of 4 elements from 0 on: [2.5 2.5 2.5 2.5]" in shown
+
+
+def test_a_dump_may_be_of_a_part(file, capsys):
+    arguments = ["run", file, "--kernel", "store", "--block", "128", "--arg", "f32:4096:ones", "--arg", "2.5"]
+    assert main([*arguments, "--dump", "0,126,4", "--dump", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert "argument 0, 4 of 4096 elements from 126 on: [2.5 2.5 1.  1. ]" in shown
+    assert "argument 0, 64 of 4096 elements from 0 on: [2.5 " in shown
 
 
 def test_the_kernels_are_listed(file, capsys):
     assert main(["list", file]) == 0
-    assert "store(.u64[8] out, .f32[4] value): " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "store(.u64[8] out, .f32[4] value): 7 instructions, 0 bytes shared" in shown
+    assert "nothing(): 1 instructions" in shown
 
 
 def test_a_detector_that_fires_gives_status_one(file, capsys):

@@ -18,6 +18,10 @@ _DTYPES = {
 }  # fmt: skip
 
 
+# What --dump prints where it is not said: argument, first element, number of elements.
+_DUMP = (0, 0, 64)
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
@@ -95,7 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trace", type=_pair, metavar="CTA,WARP", help="print every instruction of one warp to stderr")
     run.add_argument("--stop", type=int, metavar="LINE", help="stop when a PTX line is reached")
     run.add_argument(
-        "--dump", type=int, action="append", default=[], metavar="N", help="print array argument N afterwards"
+        "--dump",
+        type=_sizes,
+        action="append",
+        default=[],
+        metavar="N[,FIRST[,COUNT]]",
+        help="print array argument N afterwards, COUNT elements (64) from FIRST (0) on",
     )
     run.add_argument("--dump-shared", type=_pair, metavar="OFFSET,BYTES", help="with --stop: print shared memory there")
     run.add_argument("--dump-tensor", type=_pair, metavar="COLUMN,COUNT", help="with --stop: print tensor memory there")
@@ -153,10 +162,12 @@ def _run(arguments: argparse.Namespace) -> int:
     print(report.table())
     for line, count in sorted(report.by_line.items(), key=lambda item: -item[1])[: arguments.lines]:
         print(f"{count:>12}  {line:>6}  {lines[line - 1].strip()}")
-    for position in arguments.dump:
+    for position, first, count in ((*dump, *_DUMP[len(dump) :])[:3] for dump in arguments.dump):
         if position not in range(len(values)) or not isinstance(values[position], np.ndarray):
             raise ValueError(f"--dump: got {position}, takes the position, from 0, of an array among the --arg")
-        print(f"argument {position}: {values[position]}")
+        part = values[position][first : first + count]
+        shown = np.array2string(part, threshold=max(part.size, 1))
+        print(f"argument {position}, {part.size} of {values[position].size} elements from {first} on: {shown}")
     return 0
 
 

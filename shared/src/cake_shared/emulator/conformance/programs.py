@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cake_shared.emulator.conformance.families import (
+    comparing,
     convert,
     floating,
     integer,
@@ -11,6 +12,7 @@ from cake_shared.emulator.conformance.families import (
     own,
     own_gemm,
     tensor,
+    wgmma,
 )
 from cake_shared.emulator.conformance.model import Program
 from cake_shared.emulator.conformance.snippets import Snippet, build_case
@@ -26,7 +28,7 @@ SNIPPET_FAMILIES = {
     "fp32 arithmetic": (floating.single, COUNT),
     "fp64 arithmetic": (floating.double, COUNT_F64),
     "fp16 and bf16 arithmetic": (floating.half, COUNT),
-    "comparisons and selects": (floating.comparisons, COUNT),
+    "comparisons and selects": (comparing.comparisons, COUNT),
     "integer conversions": (convert.integers, COUNT),
     "float and integer conversions": (convert.floats_and_integers, COUNT),
     "float conversions": (convert.floats, COUNT),
@@ -49,6 +51,7 @@ PROGRAMS: list[Program] = [
     *(_snippet_program(family) for family in SNIPPET_FAMILIES),
     *kernels.PROGRAMS,
     *matrix.PROGRAMS,
+    *wgmma.PROGRAMS,
     *tensor.PROGRAMS,
     *own.PROGRAMS,
     *own_gemm.PROGRAMS,

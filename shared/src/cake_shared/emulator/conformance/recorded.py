@@ -7,13 +7,14 @@ tensor, and tensor maps are encoded anew for it.
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cake_shared.emulator import Region, tensor_maps
+from cake_shared.emulator import Options, Region, tensor_maps
 from cake_shared.emulator.conformance.model import Case, Check, Launch, MapArg, Struct
 from cake_shared.testing.emulated import EmulatedPackage
 
@@ -45,24 +46,21 @@ class _Areas:
         return (touching[-1][0], address - touching[-1][1]) if touching else None
 
     def contents(self, regions: dict[str, Region]) -> dict[str, np.ndarray]:
-        """The areas' bytes; zero where only kernels write, whose bytes are whatever the memory held."""
+        """The areas' bytes; zero for what nothing has written, whose bytes are whatever the memory held."""
         found = {name: np.zeros(end - begin, np.uint8) for name, (begin, end) in self.bounds.items()}
         for name, region in regions.items():
             area, offset = self.place[name]
-            if region.const:
+            if region.const or region.written is None:
                 data = ctypes.string_at(region.address, region.size)
                 found[area][offset : offset + region.size] = np.frombuffer(data, np.uint8)
         return found
 
 
 class Recorder(EmulatedPackage):
-    """A package whose launches are kept, with its tensors before the first launch of a call, and not run.
-
-    What one host call writes is therefore not there for the next.
-    """
+    """An emulated package that keeps what each host call launches, and its tensors before the first launch."""
 
     def __init__(self, package: str, architecture: str):
-        super().__init__(package, architecture)
+        super().__init__(package, architecture, Options(detect="none", threads=os.cpu_count() or 1))
         self.buffers: dict[str, np.ndarray] = {}
         self.launches: list[Launch] = []
         # "call tensor" -> buffer, offset, bytes: those that kernels write.
@@ -95,7 +93,7 @@ class Recorder(EmulatedPackage):
                 unit=kernel,
             )
         )
-        self._launched = True  # and not run: the runners do that
+        super()._on_launch(kernel, launch, params)
 
     def _struct(self, params: bytes) -> Struct:
         assert self._areas is not None
@@ -122,7 +120,7 @@ def record(
     checks: Callable[[str, int], Check | None],
     launches: Callable[[str], bool] = lambda kernel: True,
 ) -> Case:
-    """Call a package's host functions; return what they launched as a case.
+    """Run a package's host functions in the emulator; return what they launched as a case.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ std::string describe(const Module& m) {
   for (const auto& [name, p] : m.programs()) {
     j.begin('{').key("name").value(name).key("param_bytes").value(p->param_bytes);
     j.key("shared_bytes").value(p->shared_end - kSharedBase).key("max_threads").value(p->max_threads);
-    j.key("register_bytes").value(p->register_bytes).key("instructions").value(u64(p->code.size()));
+    j.key("register_bytes").value(p->register_bytes).key("instructions").value(u64(p->statements));
     j.key("communicates").value(p->communicates);
     j.key("required_threads").begin('[');
     for (u32 v : p->required_threads) j.value(v);

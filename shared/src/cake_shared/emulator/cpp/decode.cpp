@@ -214,6 +214,7 @@ void Decoder::decode(const Statement& s) {
     return;
   }
   if (s.parts[0] == ".branchtargets") return;
+  ++program_.statements;
   DecodeFn fn = DecoderTable::instance().find(s.parts[0]);
   if (!fn) unsupported("unknown instruction");
   Modifiers mods(s.parts);

@@ -88,6 +88,7 @@ struct Param {
 struct Program {
   std::string name;
   std::vector<Ins> code;
+  u32 statements = 0;  // instructions of the text
   std::vector<u32> operands;
   std::vector<std::string> opcodes;
   std::vector<std::vector<i32>> branch_tables;

@@ -23,17 +23,14 @@ Parts parts_of(float x) {
 
 bool is_special(float x) { return (std::bit_cast<u32>(x) >> 23 & 255) == 255; }
 
-// total * 2^scale, cut off.
-float cut_off(i64 total, int scale) {
-  const u32 sign = total < 0 ? 1u << 31 : 0;
-  const u64 size = static_cast<u64>(total < 0 ? -total : total);
-  if (size == 0) return 0;
-  const int width = std::bit_width(size), e = width - 1 + scale;
-  if (e > 127) return std::bit_cast<float>(sign | 0x7f800000u);
-  const int drop = e >= -126 ? width - 24 : -149 - scale;
-  const u64 kept = drop >= 64 ? 0 : drop >= 0 ? size >> drop : size << -drop;
-  const u32 field = e >= -126 ? static_cast<u32>(e + 127) << 23 | (static_cast<u32>(kept) & 0x7fffff) : static_cast<u32>(kept);
-  return std::bit_cast<float>(sign | field);
+// 2^exponent; for the exponents of sums, which doubles hold with room to spare.
+double power(i32 exponent) { return std::bit_cast<double>(static_cast<u64>(exponent + 1023) << 52); }
+
+// Toward zero. What FP32 cannot hold becomes infinite.
+float cut_off(double x) {
+  const float nearest = static_cast<float>(x);
+  const u32 past = std::abs(static_cast<double>(nearest)) > std::abs(x) && std::abs(x) < 0x1p128 ? 1 : 0;
+  return std::bit_cast<float>(std::bit_cast<u32>(nearest) - past);
 }
 
 }  // namespace
@@ -51,45 +48,60 @@ TensorCore::TensorCore(const float* b, u32 n, u32 k) : b_(b), n_(n), k_(k) {
 template <u32 kColumns>
 void TensorCore::multiply_add_to(const float* a, u32 a_step, float* d) const {
   const u32 n = kColumns ? kColumns : n_;
-  bool special = special_;
-  for (u32 k = 0; k < k_; ++k) special |= is_special(a[k * a_step]);
-  for (u32 j = 0; j < n; ++j) special |= is_special(d[j]);
-  if (special) return with_specials(a, a_step, d);
+  i32 a_exponent[kMostDepth], a_sign[kMostDepth];
+  u32 a_mantissa[kMostDepth];
+  u32 special = special_;
+  for (u32 k = 0; k < k_; ++k) {
+    const Parts p = parts_of<10>(a[k * a_step]);
+    a_exponent[k] = p.exponent;
+    a_sign[k] = p.sign;
+    a_mantissa[k] = p.mantissa;
+    special |= is_special(a[k * a_step]);
+  }
   i32 top[kMostColumns], sum[kMostColumns];
   for (u32 j = 0; j < n; ++j) {
     top[j] = parts_of<23>(d[j]).exponent;
     sum[j] = 0;
+    special |= is_special(d[j]);
   }
+  float before[kMostColumns];
+  if (special) std::copy_n(d, n, before);
   for (u32 k = 0; k < k_; ++k) {
-    const i32 mine = parts_of<10>(a[k * a_step]).exponent;
     const i32* exponent = exponent_ + k * n;
-    for (u32 j = 0; j < n; ++j) top[j] = std::max(top[j], mine + exponent[j]);
+    for (u32 j = 0; j < n; ++j) top[j] = std::max(top[j], a_exponent[k] + exponent[j]);
   }
   // Sixteen products of less than 2^27 fit in 32 bits.
   for (u32 k = 0; k < k_; ++k) {
-    const Parts mine = parts_of<10>(a[k * a_step]);
-    if (!mine.mantissa) continue;
-    const i32 *exponent = exponent_ + k * n_, *sign = sign_ + k * n;
+    const i32 *exponent = exponent_ + k * n, *sign = sign_ + k * n;
     const u32* mantissa = mantissa_ + k * n;
     for (u32 j = 0; j < n; ++j) {
-      const u32 shift = static_cast<u32>(std::min(top[j] - (mine.exponent + exponent[j]), 31));
-      const i32 size = static_cast<i32>((mine.mantissa * mantissa[j] << (kKept - 20)) >> shift), s = mine.sign ^ sign[j];
+      const u32 shift = static_cast<u32>(std::min(top[j] - (a_exponent[k] + exponent[j]), 31));
+      const i32 size = static_cast<i32>((a_mantissa[k] * mantissa[j] << (kKept - 20)) >> shift), s = a_sign[k] ^ sign[j];
       sum[j] += (size ^ s) - s;
     }
   }
   for (u32 j = 0; j < n; ++j) {
     const Parts c = parts_of<23>(d[j]);
-    const i64 size = static_cast<i64>(c.mantissa) << (kKept - 23) >> std::min(top[j] - c.exponent, 63);
-    d[j] = cut_off(sum[j] + (c.sign ? -size : size), top[j] - kKept);
+    const u32 shift = static_cast<u32>(std::min(top[j] - c.exponent, 31));
+    const i32 size = static_cast<i32>(c.mantissa << (kKept - 23) >> shift), own = (size ^ c.sign) - c.sign;
+    const double total = static_cast<double>(sum[j]) + static_cast<double>(own);
+    d[j] = cut_off(total * power(std::max(top[j], -300) - kKept));
   }
+  if (special) with_specials(a, a_step, before, d);
 }
 
 template void TensorCore::multiply_add_to<0>(const float*, u32, float*) const;
 template void TensorCore::multiply_add_to<8>(const float*, u32, float*) const;
 
-void TensorCore::with_specials(const float* a, u32 a_step, float* d) const {
+// The columns whose sum has an infinity or a NaN among its terms: infinite, or the one NaN of tensor cores.
+void TensorCore::with_specials(const float* a, u32 a_step, const float* before, float* d) const {
+  bool row = false;
+  for (u32 k = 0; k < k_; ++k) row |= is_special(a[k * a_step]);
   for (u32 j = 0; j < n_; ++j) {
-    double sum = d[j];
+    bool column = row || is_special(before[j]);
+    for (u32 k = 0; k < k_; ++k) column |= is_special(b_[k * n_ + j]);
+    if (!column) continue;
+    double sum = before[j];
     for (u32 k = 0; k < k_; ++k) sum += static_cast<double>(a[k * a_step]) * b_[k * n_ + j];
     const float rounded = static_cast<float>(sum);
     d[j] = rounded == rounded ? rounded : std::bit_cast<float>(0x7fffffffu);

@@ -22,7 +22,7 @@ class TensorCore {
  private:
   template <u32 kColumns>  // 0: as many as B has
   void multiply_add_to(const float* a, u32 a_step, float* d) const;
-  void with_specials(const float* a, u32 a_step, float* d) const;
+  void with_specials(const float* a, u32 a_step, const float* before, float* d) const;
   const float* b_;
   u32 n_, k_;
   bool special_ = false;  // an infinity or a NaN

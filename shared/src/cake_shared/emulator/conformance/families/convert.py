@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cake_shared.emulator.conformance import rounding as rd
-from cake_shared.emulator.conformance.families.floating import FORMATS, TO_BITS, relu, saturate
+from cake_shared.emulator.conformance.families.references import FORMATS, TO_BITS, relu, saturate
 from cake_shared.emulator.conformance.model import STORAGE, widen
 from cake_shared.emulator.conformance.snippets import Snippet
 

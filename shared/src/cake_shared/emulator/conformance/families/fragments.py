@@ -109,3 +109,34 @@ def sum_bound(a: Array, b: Array, c: Array, kind: str, d_kind: str) -> Array:
     if d_kind == "f16":
         bound = bound + (a.shape[1] // 8 + 1) * 2.0**-10 * magnitude
     return bound + 2.0**-126
+
+
+# Operands whose FP32 sums the emulator forms as an H200 does.
+SAME_BITS = ("bf16", "f16", "tf32")
+
+
+def matrix(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> tuple[Array, Array]:
+    """A random operand: bits and float64 values."""
+    if kind in ("s8", "u8"):
+        return encode(rng.integers(-200, 300, shape).astype(np.float64), kind)
+    return encode(rng.normal(size=shape) * np.exp2(rng.integers(-3, 4, shape)), kind)
+
+
+def accumulator(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> tuple[Array, Array]:
+    """A random accumulator: bits and float64 values."""
+    if kind == "s32":
+        whole = rng.integers(-100000, 100000, shape)
+        return whole.astype(np.int32).view(np.uint32), whole.astype(np.float64)
+    if kind == "f32":
+        values = rng.normal(size=shape).astype(np.float32)
+        return values.view(np.uint32), values.astype(np.float64)
+    if kind == "f16":
+        return encode(rng.normal(size=shape), "f16")
+    return encode(rng.normal(size=shape), "f64")
+
+
+def words(bits: Array) -> Array:
+    """A [lanes, elements] array of narrow elements as [lanes, registers] of 32 (or 64) bits, first element lowest."""
+    if bits.itemsize == 8:
+        return bits
+    return np.ascontiguousarray(bits).view(np.uint32)

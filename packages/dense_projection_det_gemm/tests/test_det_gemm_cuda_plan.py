@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cake_shared.gemm.problem import GemmProblem
-from dense_projection_det_gemm.cuda_plan import MIN_PIECE_BLOCKS, NATIVE, PORTABLE, plan_gemm_cuda
+from dense_projection_det_gemm.cuda_plan import MIN_PIECE_BLOCKS, PORTABLE, plan_gemm_cuda
 
 EXTENT = st.integers(1, 70000)
 
@@ -27,6 +27,10 @@ def test_every_block_of_every_unit_belongs_to_one_piece(m, n, k, a_major, b_majo
     if cut.whole_units == units:
         assert (cut.pieces, plan.workspace_bytes) == (1, 0)
         return
+    if cut.halved:
+        assert plan.tile.halves
+        assert (cut.pieces, plan.workspace_bytes) == (1, 0)
+        return
     assert (a_major, b_major) == ("m", "n")
     assert cut.pieces > 1
     assert (cut.pieces - 1) * cut.piece_blocks < blocks <= cut.pieces * cut.piece_blocks
@@ -40,6 +44,11 @@ def test_rows_that_are_promised_apart_are_never_cut(layout):
     for m in (1, 48, 4096, 16384):
         plan = plan_gemm_cuda(problem(m, 64, 65536, *layout))
         assert plan.cut.pieces == 1
+
+
+def test_a_last_round_that_half_units_fill_is_halved():
+    plan = plan_gemm_cuda(problem(16384, 5120, 5120, "k", "k"))
+    assert (plan.stage, plan.cut.whole_units, plan.cut.halved) == ("wide_out", 19 * 66, True)
 
 
 def test_transposed_results_are_cut_by_the_layout_of_the_operands():
@@ -61,8 +70,8 @@ def test_the_dtype_of_the_result_moves_no_sum():
 def test_narrow_weight_gradients_fill_a_device():
     for d_out, d_in in ((32, 4096), (64, 4096), (48, 5120)):
         plan = plan_gemm_cuda(problem(d_out, d_in, 16384))
-        assert plan.stage == "flat_out"
-        assert plan.cut.pieces * math.ceil(d_in / 512) > NATIVE["flat_out"].at_once * 0.8
+        assert plan.tile.rows == 64
+        assert plan.cut.pieces * math.ceil(d_in / plan.tile.columns) > plan.tile.at_once * 0.8
 
 
 def test_portable_plans_have_the_portable_tile():

@@ -69,6 +69,7 @@ def compute(
     stage=None,
     pieces=None,
     whole=0,
+    halved=False,
     multiprocessors=4,
 ):
     """Run one product and compare it with float64; returns a contiguous copy of the result and its plan."""
@@ -84,7 +85,7 @@ def compute(
         out.fill_(math.nan)
     with package:
         backend = cuda.GemmBackend(package.module, architecture, multiprocessors, lambda: 0)
-        plan = plan_gemm_cuda(problem, backend.native, stage=stage, pieces=pieces, whole=whole)
+        plan = plan_gemm_cuda(problem, backend.native, stage=stage, pieces=pieces, whole=whole, halved=halved)
         backend.prepare("gemm_out", problem, a, b, out, plan)[1]()
     error = float((out.double() - exact).norm() / exact.norm().clamp(min=1e-30))
     assert error < LIMIT[dtype], (error, plan)
@@ -176,6 +177,18 @@ def test_last_units_cut(emulated, architecture):
         whole=1,
         accumulate=True,
     )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids="".join)
+def test_halved_units(emulated, layout):
+    """The same bits as whole ones, in every layout, beside whole ones and ragged."""
+    package = emulated("sm_90a")
+    size = (2, 300, 456, 200)
+    for dtype, stage, package.options in zip(LIMIT, ("wide_out", "shallow_out"), ORDERS[1:]):
+        whole, _ = compute(package, "sm_90a", size, layout, dtype, stage=stage)
+        halved, plan = compute(package, "sm_90a", size, layout, dtype, stage=stage, whole=3, halved=True)
+        assert plan.cut.halved
+        assert torch.equal(whole, halved)
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)

@@ -131,6 +131,7 @@ def _choices(plan: CudaGemmPlan, a_major: str, b_major: str) -> tuple:
         plan.cut.whole_units,
         plan.cut.pieces,
         plan.cut.piece_blocks,
+        plan.cut.halved,
         plan.group_rows,
     )
 

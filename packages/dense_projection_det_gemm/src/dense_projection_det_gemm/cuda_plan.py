@@ -30,6 +30,10 @@ class Tile:
         Units that 132 multiprocessors work on. A constant, so that devices with other counts get the same bits.
     block_ns
         What a unit takes for `BLOCK_K` elements of the contraction, roughly.
+    unit_ns
+        And for its results.
+    halves
+        Whether a unit may be computed as its left and its right columns.
     """
 
     number: int
@@ -37,33 +41,42 @@ class Tile:
     columns: int
     at_once: int
     block_ns: float
+    unit_ns: float
+    halves: bool = False
 
 
-PORTABLE = Tile(6, 128, 128, 264, 900.0)
+PORTABLE = Tile(7, 128, 128, 264, 900.0, 1000.0)
 NATIVE = {
-    "wide_out": Tile(0, 256, 256, 66, 680.0),
-    "middle_out": Tile(1, 256, 128, 66, 380.0),
-    "narrow_out": Tile(2, 256, 64, 66, 600.0),
-    "flat_out": Tile(3, 64, 512, 66, 1100.0),
-    "slim_out": Tile(4, 64, 256, 66, 550.0),
-    "shallow_out": Tile(5, 256, 256, 66, 700.0),
+    "wide_out": Tile(0, 256, 256, 66, 660.0, 1200.0, True),
+    "broad_out": Tile(6, 256, 192, 66, 510.0, 1000.0),
+    "middle_out": Tile(1, 256, 128, 66, 340.0, 700.0),
+    "narrow_out": Tile(2, 256, 64, 66, 330.0, 500.0),
+    "flat_out": Tile(3, 64, 512, 66, 1000.0, 700.0),
+    "slim_out": Tile(4, 64, 256, 66, 500.0, 500.0),
+    "shallow_out": Tile(5, 256, 256, 66, 660.0, 1000.0, True),
 }
 
 MIN_PIECE_BLOCKS = 8
 MAX_PIECES = 32
-SHALLOW_K = 2 * BLOCK_K  # up to here results are written faster than operands are read
+SHALLOW_BLOCKS = 2  # up to here results are written faster than operands are read
 GROUP_ROWS = 8  # units along m that are visited before the columns advance
 SUM_NS = 3000.0  # a launch, and filling and draining the device once more
 PARTIAL_BYTES_PER_NS = 3500.0
+HALF_UNIT = 0.56  # of a unit's time
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The first `whole_units` units contract everything; each other is cut into `pieces` of `piece_blocks` blocks."""
+    """The first `whole_units` units are computed whole.
+
+    Each other is cut into `pieces` of `piece_blocks` blocks of the contraction or, where `halved`, into its left and
+    its right columns, which moves no bit.
+    """
 
     whole_units: int
     pieces: int
     piece_blocks: int
+    halved: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,37 +130,48 @@ def cut_into(units: int, blocks: int, whole_units: int, pieces: int) -> Cut:
 def cost_ns(tile: Tile, units: int, blocks: int, cut: Cut) -> float:
     """Return roughly what a cut takes: rounds of whole units, rounds of pieces, and their sum."""
     rest = units - cut.whole_units
-    total = math.ceil(cut.whole_units / tile.at_once) * blocks * tile.block_ns
-    if rest:
+    total = math.ceil(cut.whole_units / tile.at_once) * (blocks * tile.block_ns + tile.unit_ns)
+    if cut.halved:
+        total += math.ceil(2 * rest / tile.at_once) * (blocks * tile.block_ns + tile.unit_ns) * HALF_UNIT
+    elif rest:
         slots = rest * cut.pieces
-        total += math.ceil(slots / tile.at_once) * cut.piece_blocks * tile.block_ns
+        total += math.ceil(slots / tile.at_once) * (cut.piece_blocks * tile.block_ns + tile.unit_ns)
         total += SUM_NS + 2 * 4 * slots * tile.rows * tile.columns / PARTIAL_BYTES_PER_NS
     return total
 
 
-def best_cut(tile: Tile, units: int, blocks: int) -> Cut:
-    """Return the cheapest cut: none, or the units after the last full round (all, where there is none) in pieces."""
+def best_cut(tile: Tile, units: int, blocks: int, may_cut_k: bool) -> Cut:
+    """Return the cheapest cut of the units after the last full round: none, halves or, where it may be, pieces."""
     best = Cut(units, 1, blocks)
-    best_ns = cost_ns(tile, units, blocks, best)
     whole = units // tile.at_once * tile.at_once
     if whole == units:
         return best
-    for pieces in range(2, min(MAX_PIECES, blocks // MIN_PIECE_BLOCKS) + 1):
-        cut = cut_into(units, blocks, whole, pieces)
+    candidates = [Cut(whole, 1, blocks, True)] if tile.halves else []
+    if may_cut_k:
+        most = min(MAX_PIECES, blocks // MIN_PIECE_BLOCKS)
+        candidates += [cut_into(units, blocks, whole, pieces) for pieces in range(2, most + 1)]
+    best_ns = cost_ns(tile, units, blocks, best)
+    for cut in candidates:
         ns = cost_ns(tile, units, blocks, cut)
         if ns < best_ns:
             best, best_ns = cut, ns
     return best
 
 
-def _stage(m: int, n: int, k: int) -> str:
-    if n > 128 and m > 64 and k <= SHALLOW_K:
-        return "shallow_out"
-    if n <= 64:
-        return "narrow_out"
-    if m <= 64:
-        return "flat_out"
-    return "middle_out" if n <= 128 else "wide_out"
+def units_of(tile: Tile, batch: int, m: int, n: int) -> int:
+    """Return how many units a result has."""
+    return batch * math.ceil(m / tile.rows) * math.ceil(n / tile.columns)
+
+
+def best_stage(batch: int, m: int, n: int, blocks: int, may_cut_k: bool) -> str:
+    """Return the stage whose native program is the cheapest for a result of `m` rows and `n` columns."""
+
+    def ns(stage: str) -> float:
+        tile = NATIVE[stage]
+        units = units_of(tile, batch, m, n)
+        return cost_ns(tile, units, blocks, best_cut(tile, units, blocks, may_cut_k))
+
+    return min((stage for stage in NATIVE if blocks <= SHALLOW_BLOCKS or stage != "shallow_out"), key=ns)
 
 
 @lru_cache(maxsize=1024)
@@ -158,6 +182,7 @@ def plan_gemm_cuda(
     stage: str | None = None,
     pieces: int | None = None,
     whole: int = 0,
+    halved: bool = False,
 ) -> CudaGemmPlan:
     """Return the plan of a problem.
 
@@ -167,21 +192,23 @@ def plan_gemm_cuda(
         What is computed.
     native
         Whether the architecture has the native programs; else the portable one runs.
-    stage, pieces, whole
+    stage, pieces, whole, halved
         Instead of what the planner would choose, for tests and measurements: the units after the first `whole` are cut
-        into `pieces`.
+        into `pieces`, or halved.
     """
     swapped = problem.out_major == "m"
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
-    stage = stage or _stage(m, n, problem.k)
-    tile = NATIVE[stage] if native else PORTABLE
-    units = problem.batch * math.ceil(m / tile.rows) * math.ceil(n / tile.columns)
     blocks = math.ceil(problem.k / BLOCK_K)
-    if pieces is not None:
+    stage = stage or best_stage(problem.batch, m, n, blocks, may_cut(problem))
+    tile = NATIVE[stage] if native else PORTABLE
+    units = units_of(tile, problem.batch, m, n)
+    if halved:
+        cut = Cut(whole, 1, blocks, True)
+    elif pieces is not None:
         cut = cut_into(units, blocks, whole, pieces)
     else:
-        cut = best_cut(tile, units, blocks) if may_cut(problem) else Cut(units, 1, blocks)
-    slots = (units - cut.whole_units) * cut.pieces
+        cut = best_cut(tile, units, blocks, may_cut(problem))
+    slots = (units - cut.whole_units) * cut.pieces if cut.pieces > 1 else 0
     return CudaGemmPlan(
         problem=problem,
         stage=stage,

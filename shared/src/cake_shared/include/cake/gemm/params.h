@@ -9,7 +9,8 @@
 namespace cake::gemm {
 
 // Work of a launch. Units are tiles, or the tiles of a cluster's two CTAs, of all batches; those up to `whole_units` contract
-// everything, each of the others is cut into `pieces` of `piece_blocks` blocks of 64 elements.
+// everything in one go. Each of the others is cut into `pieces` of `piece_blocks` blocks of 64 elements or, where `halved`,
+// into its left and its right columns, which moves no bit.
 struct Tiling {
   int32_t batches;
   int32_t row_units, column_units;  // of one batch
@@ -18,7 +19,8 @@ struct Tiling {
   int32_t blocks;                   // of the whole contraction
   int32_t whole_units;
   int32_t pieces, piece_blocks;
-  int32_t units;                    // of work: whole_units and all pieces of the others
+  int32_t halved;
+  int32_t units;                    // of work: whole_units and all parts of the others
 };
 
 struct Output {
@@ -68,6 +70,7 @@ CAKE_DECLARE_KERNEL(gemm_narrow_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_flat_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_slim_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_shallow_sm90, NativeParams)
+CAKE_DECLARE_KERNEL(gemm_broad_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_out_any, PortableParams)
 CAKE_DECLARE_KERNEL(gemm_sum_any, SumParams)
 

@@ -24,6 +24,7 @@ enum class TileKind : int32_t {
   kFlat = 3,    // 64 x 256
   kSlim = 4,    // 64 x 128
   kShallow = 5, // 128 x 256, for contractions of one or two stages: more room for results on their way out
+  kBroad = 6,   // 128 x 192
 };
 
 struct TileShape {
@@ -40,7 +41,8 @@ CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
     case TileKind::kNarrow: return {128, 64, 8, 2, true};
     case TileKind::kFlat: return {64, 256, 4, 2, false};
     case TileKind::kSlim: return {64, 128, 8, 2, false};
-    default: return {128, 256, 2, 8, true};
+    case TileKind::kShallow: return {128, 256, 2, 8, true};
+    default: return {128, 192, 4, 4, true};
   }
 }
 
@@ -50,7 +52,9 @@ struct OperandBoxes {
   int rows;        // of the tile
   bool shared;     // each CTA of the cluster copies half of it
   CAKE_GEMM_HOST_DEVICE constexpr int box_rows() const { return shared ? rows / 2 : rows; }
-  CAKE_GEMM_HOST_DEVICE constexpr int box_depth() const { return shared && rows == 64 ? kBlockK / 2 : kBlockK; }
+  CAKE_GEMM_HOST_DEVICE constexpr int blocks() const { return rows / 64; }
+  // An odd number of blocks is shared by halves of each.
+  CAKE_GEMM_HOST_DEVICE constexpr int box_depth() const { return shared && blocks() % 2 == 1 ? kBlockK / 2 : kBlockK; }
 };
 
 CAKE_GEMM_HOST_DEVICE constexpr OperandBoxes a_boxes(TileShape tile) { return {tile.m, !tile.pair_along_m}; }

@@ -17,6 +17,7 @@ struct Choices {
   TileKind kind;
   bool a_k_major, b_k_major, accumulate;
   int32_t pieces, piece_blocks, group_rows, multiprocessors, whole_units;
+  bool halved;
 };
 
 inline int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
@@ -88,12 +89,15 @@ inline void make_tiling(GemmCall& call, const OptionalTensor& workspace, const C
     call.partials = static_cast<float*>(host::check_output("workspace", workspace.value(), host::kFloat32,
                                                            {call.slots * unit_rows * unit_columns}, call.device));
   }
-  const int64_t whole_units = choices.pieces > 1 ? choices.whole_units : places;
-  if (places >= kUnitLimit || whole_units + call.slots >= kUnitLimit) {
-    TVM_FFI_THROW(ValueError) << "out: expected fewer than 2^31 tiles, got " << places;
+  const int64_t whole_units = choices.pieces > 1 || choices.halved ? choices.whole_units : places;
+  const int64_t parts = choices.halved ? 2 * (places - whole_units) : call.slots;
+  if (places >= kUnitLimit || whole_units > places || whole_units + parts >= kUnitLimit || (choices.halved && call.slots > 0)) {
+    TVM_FFI_THROW(ValueError) << "whole_units, halved: expected at most all of " << places << " units, fewer than 2^31, got "
+                              << choices.whole_units << ", " << choices.halved;
   }
   tiling.whole_units = static_cast<int32_t>(whole_units);
-  tiling.units = static_cast<int32_t>(whole_units + call.slots);
+  tiling.halved = choices.halved;
+  tiling.units = static_cast<int32_t>(whole_units + parts);
 }
 
 struct SumLaunch {

@@ -71,13 +71,17 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
     case TileKind::kNarrow: return CAKE_KERNEL_REF(gemm_narrow_sm90);
     case TileKind::kFlat: return CAKE_KERNEL_REF(gemm_flat_sm90);
     case TileKind::kSlim: return CAKE_KERNEL_REF(gemm_slim_sm90);
-    default: return CAKE_KERNEL_REF(gemm_shallow_sm90);
+    case TileKind::kShallow: return CAKE_KERNEL_REF(gemm_shallow_sm90);
+    default: return CAKE_KERNEL_REF(gemm_broad_sm90);
   }
 }
 
 inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorView& b, const TensorView& out,
                                          const OptionalTensor& workspace, const Choices& choices) {
   const TileShape tile = tile_shape(choices.kind);
+  if (choices.halved && !(tile.pair_along_m && tile.n == 256)) {
+    TVM_FFI_THROW(ValueError) << "halved: expected false for tiles of " << tile.m << " x " << tile.n << ", got true";
+  }
   GemmCall call = check_gemm(a, b, out, choices);
   make_tiling(call, workspace, choices, tile.m * (tile.pair_along_m ? kCtasPerCluster : 1),
               tile.n * (tile.pair_along_m ? 1 : kCtasPerCluster));

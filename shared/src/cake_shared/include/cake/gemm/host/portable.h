@@ -8,6 +8,7 @@ namespace cake::gemm {
 inline GemmLaunch<PortableParams> make_portable(const TensorView& a, const TensorView& b, const TensorView& out,
                                            const OptionalTensor& workspace, const Choices& choices) {
   constexpr int kThreads = 256, kTile = 128, kStages = 3, kCtasPerMultiprocessor = 2;
+  if (choices.halved) TVM_FFI_THROW(ValueError) << "halved: expected false for the portable program, got true";
   GemmCall call = check_gemm(a, b, out, choices);
   make_tiling(call, workspace, choices, kTile, kTile);
   const auto rows = [](const TensorView& x, const void* data, int outer, bool k_major) {

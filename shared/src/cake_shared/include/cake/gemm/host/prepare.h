@@ -8,12 +8,12 @@
 
 namespace cake::gemm {
 
-// As `PROGRAMS` of the planner counts them; the first six are native, of that TileKind.
-inline constexpr int64_t kPortableProgram = 6;
+// As `PROGRAMS` of the planner counts them; the first seven are native, of that TileKind.
+inline constexpr int64_t kPortableProgram = 7;
 
 inline Choices check_choices(int64_t program, bool a_k_major, bool b_k_major, bool accumulate, int64_t whole_units, int64_t pieces,
-                             int64_t piece_blocks, int64_t group_rows, int64_t multiprocessors) {
-  if (program < 0 || program > kPortableProgram) TVM_FFI_THROW(ValueError) << "program: expected 0 to 6, got " << program;
+                             int64_t piece_blocks, bool halved, int64_t group_rows, int64_t multiprocessors) {
+  if (program < 0 || program > kPortableProgram) TVM_FFI_THROW(ValueError) << "program: expected 0 to 7, got " << program;
   if (whole_units < 0 || pieces < 1 || piece_blocks < 0 || group_rows < 1 || multiprocessors < 1) {
     TVM_FFI_THROW(ValueError) << "whole_units, pieces, piece_blocks, group_rows, multiprocessors: expected counts, got " << whole_units
                               << ", " << pieces << ", " << piece_blocks << ", " << group_rows << ", " << multiprocessors;
@@ -26,7 +26,8 @@ inline Choices check_choices(int64_t program, bool a_k_major, bool b_k_major, bo
           static_cast<int32_t>(piece_blocks),
           static_cast<int32_t>(group_rows),
           static_cast<int32_t>(multiprocessors),
-          static_cast<int32_t>(whole_units)};
+          static_cast<int32_t>(whole_units),
+          halved};
 }
 
 // Calls `use` with the launch of a program that this module has.
@@ -46,8 +47,8 @@ auto with_launch(const TensorView& a, const TensorView& b, const TensorView& out
 // Checks, makes the tensor maps and returns what launches on a stream. out [L, M, N] with unit stride on n; see check_gemm.
 inline tvm::ffi::Function prepare_gemm(TensorView a, TensorView b, TensorView out, OptionalTensor workspace, int64_t program,
                                        bool a_k_major, bool b_k_major, bool accumulate, int64_t whole_units, int64_t pieces,
-                                       int64_t piece_blocks, int64_t group_rows, int64_t multiprocessors) {
-  const Choices choices = check_choices(program, a_k_major, b_k_major, accumulate, whole_units, pieces, piece_blocks, group_rows,
+                                       int64_t piece_blocks, bool halved, int64_t group_rows, int64_t multiprocessors) {
+  const Choices choices = check_choices(program, a_k_major, b_k_major, accumulate, whole_units, pieces, piece_blocks, halved, group_rows,
                                         multiprocessors);
   return with_launch(a, b, out, workspace, program, choices,
                      [](const auto& launch) { return tvm::ffi::Function::FromTyped(launch); });
@@ -55,9 +56,9 @@ inline tvm::ffi::Function prepare_gemm(TensorView a, TensorView b, TensorView ou
 
 // The same, launched once.
 inline void run_gemm(TensorView a, TensorView b, TensorView out, OptionalTensor workspace, int64_t program, bool a_k_major,
-                     bool b_k_major, bool accumulate, int64_t whole_units, int64_t pieces, int64_t piece_blocks,
+                     bool b_k_major, bool accumulate, int64_t whole_units, int64_t pieces, int64_t piece_blocks, bool halved,
                      int64_t group_rows, int64_t multiprocessors, int64_t stream) {
-  const Choices choices = check_choices(program, a_k_major, b_k_major, accumulate, whole_units, pieces, piece_blocks, group_rows,
+  const Choices choices = check_choices(program, a_k_major, b_k_major, accumulate, whole_units, pieces, piece_blocks, halved, group_rows,
                                         multiprocessors);
   with_launch(a, b, out, workspace, program, choices, [stream](const auto& launch) { launch(stream); });
 }

@@ -22,12 +22,13 @@ namespace cake::gemm::sm90 {
 inline constexpr int kCtasPerCluster = 2;
 inline constexpr int kConsumers = 2;  // warpgroups
 inline constexpr int kThreads = 128 * (1 + kConsumers);
-inline constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
 template <TileKind kKind>
 struct Config {
   static constexpr TileShape kTile = tile_shape(kKind);
   static constexpr OperandBoxes kA = a_boxes(kTile), kB = b_boxes(kTile);
+  static constexpr bool kHalves = kTile.pair_along_m && kTile.n == 256;  // units that are halved may come
   static constexpr bool kSplitsRows = kTile.m == 128;  // a consumer has 64 rows of the tile; else half of its columns
   static constexpr int kConsumerColumns = kSplitsRows ? kTile.n : kTile.n / kConsumers;
   static constexpr int kStages = kTile.stages;
@@ -61,7 +62,7 @@ __device__ __forceinline__ void load_operand(char* stage, const host::TensorMap&
     const int first = share * kBoxes.box_rows();
     copy(stage + first * 128, k, row + first);
   } else if constexpr (kBoxes.box_depth() == kBlockK) {
-    constexpr int kBlocks = kRows / 64 / (kShared ? kCtasPerCluster : 1);
+    constexpr int kBlocks = kBoxes.blocks() / (kShared ? kCtasPerCluster : 1);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const int at = share * kBlocks + block;
@@ -69,7 +70,10 @@ __device__ __forceinline__ void load_operand(char* stage, const host::TensorMap&
     }
   } else {
     const int depth = share * kBoxes.box_depth();
-    copy(stage + depth * 128, row, k + depth);
+#pragma unroll
+    for (int block = 0; block < kBoxes.blocks(); ++block) {
+      copy(stage + block * (kBlockK * 128) + depth * 128, row + block * 64, k + depth);
+    }
   }
 }
 
@@ -88,8 +92,19 @@ __device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, ui
     int k = unit.first_block * kBlockK;
     for (int block = 0; block < unit.blocks; ++block, k += kBlockK) {
       smem.ring.wait_empty(at);
-      smem.ring.expect(at, C::kABytes + C::kBBytes);
       uint64_t* const full = smem.ring.full(at);
+      if constexpr (C::kHalves) {
+        // A box of B is half of a tile's columns, and a half unit's CTAs copy one each.
+        if (unit.half != kWhole) {
+          smem.ring.expect(at, C::kABytes + C::kBBytes / 2);
+          load_operand<kTile.m, false>(smem.a[at.stage], p.a, p.a_k_major, row, k, unit.batch * p.a_batch_step, rank, full, a_policy);
+          load_operand<kTile.n / 2, false>(smem.b[at.stage], p.b, p.b_k_major, column + unit.half * (kTile.n / 2), k,
+                                           unit.batch * p.b_batch_step, rank, full, b_policy);
+          at.advance();
+          continue;
+        }
+      }
+      smem.ring.expect(at, C::kABytes + C::kBBytes);
       load_operand<kTile.m, C::kA.shared>(smem.a[at.stage], p.a, p.a_k_major, row, k,
                                           unit.batch * p.a_batch_step, rank, full, a_policy);
       load_operand<kTile.n, C::kB.shared>(smem.b[at.stage], p.b, p.b_k_major, column, k,
@@ -106,9 +121,9 @@ __device__ __forceinline__ void release_both(pipe::Ring<kStages>& ring, const pi
 }
 
 // acc = sum over `blocks` stages of the consumer's part of the tile.
-template <class C, ptx::Major kMajorA, ptx::Major kMajorB>
-__device__ __forceinline__ void contract(float (&acc)[C::kConsumerColumns / 2], Smem<C>& smem,
-                                         pipe::RingPlace<C::kStages>& at, int blocks, int consumer, int lane) {
+template <class C, ptx::Major kMajorA, ptx::Major kMajorB, int kCount>
+__device__ __forceinline__ void contract(float (&acc)[kCount], Smem<C>& smem, pipe::RingPlace<C::kStages>& at, int blocks,
+                                         int consumer, int lane) {
   // Rows of 64 and blocks of 64 columns both lie 64 * 128 bytes apart.
   const uint32_t a_part = C::kSplitsRows ? consumer * (64 * 128) : 0;
   const uint32_t b_part = C::kSplitsRows ? 0 : consumer * (C::kConsumerColumns * 128);
@@ -136,35 +151,46 @@ __device__ __forceinline__ void contract(float (&acc)[C::kConsumerColumns / 2], 
   if (blocks > 0) release_both(smem.ring, before, lane);
 }
 
+template <class C, int kColumns>
+__device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& p, const Unit& unit,
+                                             pipe::RingPlace<C::kStages>& at, uint32_t& stored, uint32_t rank, int consumer) {
+  constexpr TileShape kTile = C::kTile;
+  const int lane = threadIdx.x % 32;
+  float acc[kColumns / 2];
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) acc[i] = 0.f;
+  if (p.a_k_major) {
+    if (p.b_k_major) {
+      contract<C, ptx::Major::kK, ptx::Major::kK>(acc, smem, at, unit.blocks, consumer, lane);
+    } else {
+      contract<C, ptx::Major::kK, ptx::Major::kMN>(acc, smem, at, unit.blocks, consumer, lane);
+    }
+  } else {
+    if (p.b_k_major) {
+      contract<C, ptx::Major::kMN, ptx::Major::kK>(acc, smem, at, unit.blocks, consumer, lane);
+    } else {
+      contract<C, ptx::Major::kMN, ptx::Major::kMN>(acc, smem, at, unit.blocks, consumer, lane);
+    }
+  }
+  const int row = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
+  const int column = (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * kColumns);
+  store_tile(acc, smem.store[consumer], stored, p, unit, row, column + (kColumns < C::kConsumerColumns ? unit.half * kColumns : 0));
+}
+
 template <class C>
 __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, uint32_t rank, int consumer, int first_unit,
                                         int unit_step) {
-  constexpr TileShape kTile = C::kTile;
-  const int lane = threadIdx.x % 32;
   pipe::RingPlace<C::kStages> at;
   uint32_t stored = 0;
   for (int index = first_unit; index < p.tiling.units; index += unit_step) {
     const Unit unit = unit_of(p.tiling, index);
-    float acc[C::kConsumerColumns / 2];
-#pragma unroll
-    for (int i = 0; i < C::kConsumerColumns / 2; ++i) acc[i] = 0.f;
-    if (p.a_k_major) {
-      if (p.b_k_major) {
-        contract<C, ptx::Major::kK, ptx::Major::kK>(acc, smem, at, unit.blocks, consumer, lane);
-      } else {
-        contract<C, ptx::Major::kK, ptx::Major::kMN>(acc, smem, at, unit.blocks, consumer, lane);
-      }
-    } else {
-      if (p.b_k_major) {
-        contract<C, ptx::Major::kMN, ptx::Major::kK>(acc, smem, at, unit.blocks, consumer, lane);
-      } else {
-        contract<C, ptx::Major::kMN, ptx::Major::kMN>(acc, smem, at, unit.blocks, consumer, lane);
+    if constexpr (C::kHalves) {
+      if (unit.half != kWhole) {
+        consume_unit<C, C::kConsumerColumns / 2>(smem, p, unit, at, stored, rank, consumer);
+        continue;
       }
     }
-    const int row_in_unit = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
-    const int column_in_unit =
-        (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * C::kConsumerColumns);
-    store_tile(acc, smem.store[consumer], stored, p, unit, row_in_unit, column_in_unit);
+    consume_unit<C, C::kConsumerColumns>(smem, p, unit, at, stored, rank, consumer);
   }
   finish_stores();
 }

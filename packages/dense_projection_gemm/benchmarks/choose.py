@@ -192,7 +192,7 @@ def objections(figures):
     return found
 
 
-def measure(order, chosen):
+def measure(order, chosen, only):
     """In the first order every row is screened, and the promising ones proven; in the second those in `chosen`."""
     multiprocessors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     table, flush, holder = Table(target_of().name, multiprocessors), Flush(), Holder()
@@ -200,6 +200,8 @@ def measure(order, chosen):
     workloads = [(w, o) for w in PROJECTIONS for o in OPERATIONS] + [(w, "wgrad FP32") for w in HEAD_PROJECTIONS]
     for workload, operation in workloads:
         row = Row(workload, operation)
+        if not any(text in row.name for text in only.split(";")):
+            continue
         if order == "reverse":
             if row.name not in chosen:
                 continue
@@ -216,11 +218,12 @@ def measure(order, chosen):
     return {"rows": answer, "facts": gpu_facts()}
 
 
-def ask(order, chosen):
+def ask(order, chosen, only):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "answer.json"
         path.write_text(json.dumps(chosen))
-        done = subprocess.run([sys.executable, __file__, "--child", order, "--request", str(path)])
+        words = [sys.executable, __file__, "--child", order, "--request", str(path), "--only", only]
+        done = subprocess.run(words)
         if done.returncode:
             raise RuntimeError("the process that times failed")
         return json.loads(path.read_text())
@@ -229,17 +232,18 @@ def ask(order, chosen):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write measured.json and the result file")
+    parser.add_argument("--only", default="", help="rows whose names contain one of these texts, separated by ;")
     parser.add_argument("--out", type=Path, help="folder of the result file, instead of benchmarks/results")
     parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
     parser.add_argument("--request", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         chosen = json.loads(options.request.read_text())
-        options.request.write_text(json.dumps(measure(options.child, chosen)))
+        options.request.write_text(json.dumps(measure(options.child, chosen, options.only)))
         return
-    first = ask("forward", {})
+    first = ask("forward", {}, options.only)
     chosen = {name: e for name, e in first["rows"].items() if "figures" in e and not objections(e["figures"])}
-    second = ask("reverse", chosen)
+    second = ask("reverse", chosen, options.only)
     rows, verdicts = [], {}
     for name, entry in first["rows"].items():
         reasons = objections(entry["figures"]) if "figures" in entry else [f"screened at {entry['screened']:.3f}"]

@@ -13,7 +13,6 @@ from pathlib import Path
 from cake_shared.bench.environment import describe_environment
 from cake_shared.bench.result import Result, Table
 from cake_shared.bench.timing import SAME_ARM, compare
-from cake_shared.errors import UnsupportedArchError
 
 MODES = ("graph", "eager")
 
@@ -163,8 +162,8 @@ class GpuSuite:
                         refused[cell.name] = f"{cell.name}: {'; '.join(wrong)}"
                         continue
                 by_mode = cell.calls()
-            except UnsupportedArchError as error:
-                refused[cell.name] = f"{cell.name}: {error}"
+            except RuntimeError as error:  # no program for it, no memory, a fault
+                refused[cell.name] = f"{cell.name}: {type(error).__name__}: {error}"
                 continue
             before = before or gpu_facts()
             for mode in MODES:

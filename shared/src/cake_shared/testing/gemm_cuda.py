@@ -23,7 +23,8 @@ def assert_rounded_once(actual, a, b, prior=0.0):
     """Assert, element by element, FP32 accumulation over K terms and then one rounding to the dtype of the result.
 
     A tensor core cuts what it adds below the last bit of the largest term instead of rounding it: up to two units of
-    FP32 in a step, which the bound takes for every term of a random walk.
+    FP32 in a step, which the bound takes for every term of a random walk, and always towards zero, which makes the
+    relative error of random sums grow with K (1.9e-5 at 16384, as cuBLAS's).
     """
     __tracebackhide__ = True
     exact = oracle.product(a, b) + prior
@@ -33,10 +34,15 @@ def assert_rounded_once(actual, a, b, prior=0.0):
     excess = (actual.double() - exact).abs() - (1.01 * rounding + accumulation)
     bad = bool((excess > 0).any() or torch.isnan(actual).any())
     assert not bad, f"beyond the bound by {excess.max().item():.3e}"
-    limit = 2.5e-3 if actual.dtype == BF16 else 1e-5
+    limit = 2.5e-3 if actual.dtype == BF16 else fp32_limit(depth)
     if actual.numel() and depth > 1:
         error = relative_l2(actual, exact)
         assert error <= limit, f"relative L2 error {error:.2e}, limit {limit:.1e}"
+
+
+def fp32_limit(depth):
+    """Relative L2 error that random sums of `depth` terms may have in FP32 on a tensor core."""
+    return 2e-6 + 2e-9 * depth
 
 
 def guarded(batch, rows, cols, pad, dtype, device, values=None):

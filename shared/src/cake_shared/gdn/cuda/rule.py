@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _WAY_OUT = "; backend='cpu' serves others, with tensors in host memory"
 _STATE_ELEMENTS = HEAD_DIM * HEAD_DIM
 
-# As in enum RuleOption of cake/gdn/host/rule_stages.h.
-_NATIVE_PROGRAMS, _GROUNDWORK_MADE = 32, 64
+# As in enum RuleOption of cake/gdn/host/rule_call.h.
+_NATIVE_PROGRAMS, _GROUNDWORK_MADE, _GROUNDWORK_FOR_ONE_PASS = 32, 64, 128
 
 
 def _option_bits(options: Options) -> int:
-    """As enum RuleOption of cake/gdn/host/rule_stages.h."""
+    """As enum RuleOption of cake/gdn/host/rule_call.h."""
     return (
         options.qk_l2norm
         | options.gate << 1
@@ -155,7 +155,7 @@ class PreparedCall:
         others = (
             g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), out, final,
             None if tape is None else tape[TAPE_HEAD:], groundwork, self._workspace(plan), backend.error_tensor,
-            self._flags, self._scale, plan.warps, backend.stream(),
+            self._flags if keep else self._flags | _GROUNDWORK_FOR_ONE_PASS, self._scale, plan.warps, backend.stream(),
         )  # fmt: skip
         misaligned = backend.run_forward(q, k, v, *others)
         if misaligned:

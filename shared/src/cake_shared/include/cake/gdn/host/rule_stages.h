@@ -1,104 +1,9 @@
-// The chains of stages of the rule, forward and backward. Host side: checks, workspace, launches in order.
+// The chains of stages of the rule, forward and backward. Host side: workspace, launches in order.
 #pragma once
 
-#include "cake/gdn/host/rule_checks.h"
-#include "cake/gdn/smem_sizes.h"
-#include "cake/host/architecture.h"
+#include "cake/gdn/host/forward_stages.h"
 
 namespace cake::gdn {
-
-// Bits of the `options` argument.
-enum RuleOption : int64_t {
-  kNormaliseRows = 1,
-  kMakeGate = 2,
-  kBetaLogits = 4,
-  kBetaUpToTwo = 8,
-  kStateVFirst = 16,
-  kGroundworkMade = 64,  // by the forward pass: the backward reads it
-  kNativePrograms = 32,  // the architecture's records name native programs; a module of that architecture has no others
-};
-
-// What both directions share: the pack, the options, and the groundwork, which is what the stages up to wy make.
-struct RuleCall {
-  DLDevice device;
-  int64_t stream;
-  Pack pack;
-  Heads heads;
-  int64_t options;
-  float scale;
-  int slots_per_row;
-  int64_t misaligned;  // bits of RowsOf
-  TokenRows q, k;  // as given; after the prologue as the rule sees them
-  GateOption gate;  // without A_log and dt_bias unless the call makes its gates
-  BetaOption beta;
-
-  float* sums;
-  uint16_t* normalised[2] = {};
-  float* reciprocals[2] = {};
-  char* inverse;
-  char* attention;
-  float* scalars;
-
-  bool has(RuleOption option) const { return (options & option) != 0; }
-#ifdef CAKE_EMULATOR
-  bool native() const { return has(kNativePrograms); }
-#else
-  static constexpr bool native() { return CAKE_HAS_SM90; }
-#endif
-  int64_t records() const { return pack.chunks * pack.heads; }
-  int64_t slots() const { return pack.rows * slots_per_row; }
-};
-
-inline RuleCall check_rule(const TensorView& q, const TensorView& k, const TensorView& g, const TensorView& beta,
-                           const OptionalTensor& a_log, const OptionalTensor& dt_bias, const OptionalTensor& cu_seqlens,
-                           const TensorView& error_word, int64_t options, double scale, int64_t stream) {
-  RuleCall call{};
-  call.device = g.device();
-  call.stream = stream;
-  host::detail::check_shape("g", g, {host::kAny, host::kAny, host::kAny});
-  call.pack = check_pack(g, cu_seqlens, error_word);
-  host::detail::check_shape("k", k, {host::kAny, host::kAny, host::kAny, host::kAny});
-  const int64_t key_heads = k.size(2);
-  if (key_heads < 1 || call.pack.heads % key_heads != 0) {
-    TVM_FFI_THROW(ValueError) << "g: expected a multiple of the " << key_heads << " key heads, got " << call.pack.heads;
-  }
-  call.heads = {static_cast<int32_t>(key_heads), static_cast<int32_t>(call.pack.heads),
-                static_cast<int32_t>(call.pack.heads / key_heads), static_cast<int32_t>(call.pack.tokens_per_row)};
-  call.options = options;
-  call.scale = static_cast<float>(scale);
-  call.slots_per_row = call.pack.tokens_per_row > cake::work::kSegmentedAboveTokens
-                           ? static_cast<int>(call.pack.tokens_per_row / kSegmentTokens)
-                           : 0;
-  call.q = check_rows("q", q, call.pack, key_heads, call.device, kRowsOfQ, call.misaligned);
-  call.k = check_rows("k", k, call.pack, key_heads, call.device, kRowsOfK, call.misaligned);
-  call.gate.raw = check_scalars("g", g, call.pack, call.device);
-  if (call.has(kMakeGate)) {
-    call.gate.a_log = check_head_scalars("A_log", a_log, call.pack, call.device);
-    call.gate.dt_bias = check_head_scalars("dt_bias", dt_bias, call.pack, call.device);
-    if (call.gate.a_log.data == nullptr && call.pack.heads > 0) TVM_FFI_THROW(ValueError) << "A_log: expected a tensor [HV]";
-  }
-  call.beta = {check_scalars("beta", beta, call.pack, call.device),
-               !call.has(kBetaLogits) ? 0.f : call.has(kBetaUpToTwo) ? 2.f : 1.f};
-  return call;
-}
-
-// The groundwork: made by the first pass that has it, handed on by a forward pass that keeps it. In the order of plan.py.
-inline void take_groundwork(RuleCall& call, const TensorView& bytes) {
-  Regions workspace("groundwork", bytes, call.has(kGroundworkMade), call.device);
-  const int64_t rows = call.pack.tokens * call.heads.key_heads;
-  call.pack.put_tables(workspace.take<int32_t>(4 * call.pack.table_words()));
-  if (call.has(kNormaliseRows)) {
-    for (int i = 0; i < 2; ++i) {
-      call.normalised[i] = workspace.take<uint16_t>(rows * kHeadDim * 2);
-      call.reciprocals[i] = workspace.take<float>(rows * 4);
-    }
-  }
-  call.sums = workspace.take<float>(call.records() * kChunk * 4);
-  call.inverse = workspace.take(call.records() * kSquareTileBytes);
-  call.attention = workspace.take(call.records() * kSquareTileBytes);
-  call.scalars = workspace.take<float>(call.records() * kScalarFloats * 4);
-  workspace.finish();
-}
 
 inline ResultRows result_rows(const TensorView& x, const Pack& pack) {
   return {host::detail::first_element(x), pack.tokens == 0 ? 0 : x.numel() / pack.tokens * (x.dtype().bits / 8)};
@@ -130,46 +35,7 @@ inline void launch_up_to_wy(RuleCall& call, const Uncovered& results) {
   }
   launch_prologue(pack, p, call.has(kGroundworkMade), call.stream);
   if (call.has(kGroundworkMade)) return;
-  launch_stage(CAKE_KERNEL_REF(wy_any), pack.chunks * call.heads.key_heads, kWyThreads, kWySmemBytes, call.stream,
-               WyParams{call.heads, pack.tables(), call.q, call.k, call.beta, call.sums, call.inverse, call.attention,
-                        call.scalars, call.scale});
-}
-
-inline ChainParams chain_params(const RuleCall& call, const TokenRows& v, const States& initial, float* entries, float* factors) {
-  ChainParams p{};
-  p.heads = call.heads;
-  p.tables = call.pack.tables();
-  p.q = call.q;
-  p.k = call.k;
-  p.v = v;
-  p.inverse = call.inverse;
-  p.attention = call.attention;
-  p.scalars = call.scalars;
-  p.initial = initial;
-  p.segment_entries = entries;
-  p.segment_factors = factors;
-  p.slots_per_row = call.slots_per_row;
-  p.scale = call.scale;
-  return p;
-}
-
-inline constexpr int kNarrowChainWarps = 4;
-
-inline int64_t check_warps(int64_t warps) {
-  if (warps != 4 && warps != 8) TVM_FFI_THROW(ValueError) << "warps: expected 4 or 8, got " << warps;
-  return warps;
-}
-
-// CTAs of a chain over all segments and value heads that runs that many columns of each.
-inline int64_t chain_ctas(const RuleCall& call, int64_t columns, int64_t warps) {
-  return call.pack.segments * call.pack.heads * (columns / (16 * warps));
-}
-
-inline void launch_segment_pairs(const RuleCall& call, ChainParams p, int columns) {
-  p.warps = kNarrowChainWarps;
-  p.pair_columns = columns;
-  launch_stage(CAKE_KERNEL_REF(segment_pairs_any), chain_ctas(call, columns, p.warps), 32 * p.warps,
-               chain_smem_bytes(p.warps, false, false), call.stream, p);
+  launch_wy(call);
 }
 
 inline void launch_segment_states(const RuleCall& call, host::KernelRef<SegmentStatesParams> kernel, const float* factors,
@@ -202,20 +68,19 @@ inline int64_t rule_forward(TensorView q, TensorView k, TensorView v, TensorView
     entry_states = workspace.take<float>(call.slots() * call.pack.heads * kStateElements * 4);
   }
   workspace.finish();
+  check_warps(warps);
   if (call.misaligned != 0) return call.misaligned;
 
   const host::DeviceGuard guard(call.device);
   launch_up_to_wy(call, uncovered({result_rows(o, call.pack)}, initial, final));
   ChainParams p = chain_params(call, values, initial, entry_states, factors);
   if (call.slots_per_row > 0) {
-    launch_segment_pairs(call, p, 2 * kHeadDim);
+    launch_segment_pairs(call, p, 2 * kHeadDim, warps);
     launch_segment_states(call, CAKE_KERNEL_REF(segment_entries_any), factors, entry_states);
   }
   p.o = out;
   p.final = final;
-  p.warps = static_cast<int32_t>(check_warps(warps));
-  launch_stage(CAKE_KERNEL_REF(chunk_output_any), chain_ctas(call, kHeadDim, warps), 32 * p.warps,
-               chain_smem_bytes(p.warps, true, false), call.stream, p);
+  launch_chunk_output(call, p, warps);
   return 0;
 }
 
@@ -324,7 +189,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   p.q = r.q = t.q = call.q;
   p.k = r.k = t.k = call.k;
   if (call.slots_per_row > 0) {
-    launch_segment_pairs(call, p, kHeadDim);
+    launch_segment_pairs(call, p, kHeadDim, warps);
     launch_stage(CAKE_KERNEL_REF(segment_gradients_any), chain_ctas(call, kHeadDim, warps), 32 * r.warps,
                  chain_smem_bytes(r.warps, true, false), call.stream, r);
     launch_segment_states(call, CAKE_KERNEL_REF(segment_exits_any), factors, exits);

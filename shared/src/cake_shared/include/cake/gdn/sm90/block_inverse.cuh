@@ -72,19 +72,34 @@ __device__ __forceinline__ void invert_diagonal(BlockInverseSmem& smem, int warp
   }
 }
 
-// acc (16 x 16) += a b, b a block stored [k][n]. Small terms first.
-__device__ __forceinline__ void add_split_product(float (&acc)[2][4], const SplitBlock& a, const BlockInverseSmem& smem,
-                                                  const tile::LaneOffsets& lane, int row_block, int column_block) {
-  uint32_t high[4], low[4];
-  tile::load_b_trans<kChunk>(high, ptx::shared_address(smem.high), lane, 16 * row_block, 2 * column_block);
-  tile::load_b_trans<kChunk>(low, ptx::shared_address(smem.low), lane, 16 * row_block, 2 * column_block);
+// A sum of products of split blocks: the products of first words, and what the others add, apart, so that neither waits for the other.
+struct SplitSum {
+  float first[2][4] = {}, rest[2][4] = {};
+
+  // += a b, b a block of the scratch stored [k][n].
+  __device__ __forceinline__ void add(const SplitBlock& a, const BlockInverseSmem& smem, const tile::LaneOffsets& lane, int row_block,
+                                      int column_block) {
+    uint32_t high[4], low[4];
+    tile::load_b_trans<kChunk>(high, ptx::shared_address(smem.high), lane, 16 * row_block, 2 * column_block);
+    tile::load_b_trans<kChunk>(low, ptx::shared_address(smem.low), lane, 16 * row_block, 2 * column_block);
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    ptx::mma_bf16(acc[n], a.low, high[2 * n], high[2 * n + 1]);
-    ptx::mma_bf16(acc[n], a.high, low[2 * n], low[2 * n + 1]);
-    ptx::mma_bf16(acc[n], a.high, high[2 * n], high[2 * n + 1]);
+    for (int n = 0; n < 2; ++n) {
+      ptx::mma_bf16(first[n], a.high, high[2 * n], high[2 * n + 1]);
+      ptx::mma_bf16(rest[n], a.low, high[2 * n], high[2 * n + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) ptx::mma_bf16(rest[n], a.high, low[2 * n], low[2 * n + 1]);
   }
-}
+
+  __device__ __forceinline__ void split(SplitBlock& to, bool negated) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float sum = __fadd_rn(first[i >> 2][i & 3], rest[i >> 2][i & 3]);
+      first[i >> 2][i & 3] = negated ? -sum : sum;
+    }
+    to.set(first[0], first[1]);
+  }
+};
 
 // Makes block row kRow of T and writes it as BF16 into a swizzled tile, zeros above the diagonal.
 template <int kRow>
@@ -95,15 +110,13 @@ __device__ __forceinline__ void make_inverse_row(const BlockInverseSmem& smem, c
   tile::load_a<kChunk>(t[kRow].low, ptx::shared_address(smem.low), lane, 16 * kRow, 2 * kRow);
 #pragma unroll
   for (int j = kRow - 1; j >= 0; --j) {
-    float sum[2][4] = {}, block[2][4] = {};
+    SplitSum sum, block;
 #pragma unroll
-    for (int k = kRow; k > j; --k) add_split_product(sum, t[k], smem, lane, k, j);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i >> 2][i & 3] = -sum[i >> 2][i & 3];
+    for (int k = kRow; k > j; --k) sum.add(t[k], smem, lane, k, j);
     SplitBlock left;
-    left.set(sum[0], sum[1]);
-    add_split_product(block, left, smem, lane, j, j);
-    t[j].set(block[0], block[1]);
+    sum.split(left, true);
+    block.add(left, smem, lane, j, j);
+    block.split(t[j], false);
   }
 #pragma unroll
   for (int j = 0; j < 4; ++j) {

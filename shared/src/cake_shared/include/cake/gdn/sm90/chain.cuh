@@ -1,20 +1,23 @@
 // The forward chain on Hopper: one segment, value head and 64 or 128 value columns a CTA, as cake/gdn/any/chain.cuh.
 //
-//   X  = V - gamma (K S0)      V' = T (beta X)      O = scale gamma (Q S0) + P V'      S1 = gamma_C S0 + (e K)^T V'
+//   X = V - gamma (K S0)      V' = T (beta X)      S1 = gamma_C S0 + (e K)^T V'
 //
-// Consumers are warpgroups of 64 value columns, see chain_products.cuh. Three rings feed them: K and Q; V; T, P and scalars, which are
-// loaded from wy's results by a warp of the CTA or made a chunk ahead by other warpgroups of it (makers), with the same bits. O leaves
-// through a tile a warpgroup by tensor stores. Order of accumulation: keys and tokens ascending in steps of 16, chunks ascending.
-// barriers  rings: keys and values full by bytes, squares full by bytes or by a maker's warps; all released by every consumer warp. A
-//           warpgroup's named barrier before and after O is staged. All consumers' named barrier after the rows that a last chunk does not
-//           have are zero
+// A warpgroup owns 64 value columns and keeps S^T (64 x 128) in registers as a wgmma accumulator; packed to BF16 it is the left operand of K,
+// R^T that of T and V'^T that of K again, so the chain never waits for shared memory. The outputs are another warpgroup's work
+// (output.cuh): S0 and V' go to it through shared tiles. One warp loads. Order of accumulation: keys and tokens ascending in steps of 16,
+// chunks ascending, the same instructions for every slice: how columns are spread over CTAs changes nothing.
+// barriers  rings of K and Q; of V; of T, P and scalars: full by bytes, released by every warp that reads them. S0 and V' tiles: full by every
+//           warp of the chain, released by every warp of the output. All warps that compute share a named barrier after the rows that a
+//           last chunk does not have are zero
 #pragma once
+
+#include <type_traits>
 
 #include "cake/gdn/any/state_io.cuh"
 #include "cake/gdn/sm90/chain_products.cuh"
-#include "cake/gdn/sm90/chunk_matrices.cuh"
 #include "cake/gdn/sm90/params.h"
 #include "cake/pipe/ring.cuh"
+#include "cake/ptx/bulk_copy.cuh"
 #include "cake/ptx/grid_dependency.cuh"
 
 namespace cake::gdn {
@@ -28,48 +31,53 @@ struct KeyStage {
 
 struct SquareStage {
   alignas(1024) char inverse[kSquareTileBytes];
-  char attention[kSquareTileBytes];
+  ChunkScalars scalars;
 };
 
-// What a maker keeps to itself.
-struct MakerSmem {
-  BlockInverseSmem inverse;
-  alignas(1024) ChunkScalars scalars;
+// What the chain hands to the output: S0 as [value][key] in two blocks of 64 keys, V' as [value][token].
+template <int kSlices>
+struct ExportTiles {
+  alignas(1024) char state[2 * kSlices * kSquareTileBytes];
+  char writes[kSlices * kSquareTileBytes];
+  char out[kSlices][kSquareTileBytes];  // O as [token][value]
 };
+struct NoTiles {};
 
-template <int kSlices, int kMakers>
+template <int kSlices, bool kOutput>
 struct NativeChainSmem {
+  static constexpr int kWarps = 4 * (kSlices + (kOutput ? 1 : 0));  // that compute
+
   KeyStage keys[kKeyStages];
   SquareStage squares[kSquareStages];
   alignas(1024) char values[kValueStages][kSlices][kSquareTileBytes];
-  char out[kSlices][kSquareTileBytes];
-  MakerSmem makers[kMakers];
-  alignas(1024) ChunkScalars scalars[kSquareStages];
-  pipe::Ring<kKeyStages> key_ring;
+  alignas(1024) std::conditional_t<kOutput, ExportTiles<kSlices>, NoTiles> exports;
+  alignas(128) pipe::Ring<kKeyStages> key_ring;
   pipe::Ring<kValueStages> value_ring;
   pipe::Ring<kSquareStages> square_ring;
+  pipe::Ring<1> state_ring, write_ring;
 
   __device__ __forceinline__ void init_rings() {
-    key_ring.init(1, 4 * kSlices);
+    key_ring.init(1, kWarps);
     value_ring.init(1, 4 * kSlices);
-    square_ring.init(kMakers > 0 ? 4 : 1, 4 * kSlices);
+    square_ring.init(1, kWarps);
+    state_ring.init(4 * kSlices, 4);
+    write_ring.init(4 * kSlices, 4);
     ptx::mbarrier_init_fence();
   }
 };
-
-template <int kStages>
-__device__ __forceinline__ pipe::RingPlace<kStages> ring_place(int item) {
-  return {item % kStages, static_cast<uint32_t>(item / kStages & 1)};
-}
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The rows that a chunk does not have in a block of 64 columns: a copy may have brought those of the next sequence, whatever they hold.
-template <int kThreads>
-__device__ __forceinline__ void zero_rows(char* block, int tokens, int thread) {
-  for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
+template <int kRegisters>
+__device__ __forceinline__ void raise_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void lower_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 // One CTA's work.
@@ -87,202 +95,161 @@ struct ChainWork {
   }
 };
 
-template <int kSlices, int kMakers>
-struct ChainLoader {
-  NativeChainSmem<kSlices, kMakers>& smem;
-  const MappedChainParams& p;
-  const ChainWork& work;
-
-  // K, and Q where the chain has an output.
-  template <bool kQueries>
-  __device__ __forceinline__ void load_keys(int chunk) const {
-    const auto place = ring_place<kKeyStages>(chunk);
-    const int key_head = work.head / p.chain.heads.group;
-    const TokenPlace at = work.at(chunk, p.chain.heads);
-    KeyStage& stage = smem.keys[place.stage];
-    uint64_t* full = smem.key_ring.full(place);
-    smem.key_ring.wait_empty(place);
-    smem.key_ring.expect(place, kQueries ? 2 * kTokenTileBytes : kTokenTileBytes);
+// By one thread: everything that the other warps read, chunk by chunk. V is not loaded for columns of the identity.
+template <int kSlices, bool kOutput>
+__device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& smem, const MappedChainParams& p, const ChainWork& work, bool values) {
+  const Heads& heads = p.chain.heads;
+  const int key_head = work.head / heads.group;
+  pipe::RingPlace<kKeyStages> key_place;
+  pipe::RingPlace<kValueStages> value_place;
+  pipe::RingPlace<kSquareStages> square_place;
+#pragma unroll 1
+  for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
+    const TokenPlace at = work.at(chunk, heads);
+    const int64_t record = work.record(chunk, heads);
+    KeyStage& keys = smem.keys[key_place.stage];
+    uint64_t* full = smem.key_ring.full(key_place);
+    smem.key_ring.wait_empty(key_place);
+    smem.key_ring.expect(key_place, kOutput ? 2 * kTokenTileBytes : kTokenTileBytes);
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      ptx::tensor_load(stage.k + block * kSquareTileBytes, &p.k, {64 * block, key_head, at.token, at.row}, full);
-      if constexpr (kQueries) {
-        ptx::tensor_load(stage.q + block * kSquareTileBytes, &p.q, {64 * block, key_head, at.token, at.row}, full);
+      ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, {64 * block, key_head, at.token, at.row}, full);
+    }
+    if constexpr (kOutput) {
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+        ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, {64 * block, key_head, at.token, at.row}, full);
       }
     }
-  }
-
-  __device__ __forceinline__ void load_values(int chunk) const {
-    const auto place = ring_place<kValueStages>(chunk);
-    const TokenPlace at = work.at(chunk, p.chain.heads);
-    smem.value_ring.wait_empty(place);
-    smem.value_ring.expect(place, kSlices * kSquareTileBytes);
+    if (values) {
+      smem.value_ring.wait_empty(value_place);
+      smem.value_ring.expect(value_place, kSlices * kSquareTileBytes);
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) {
-      ptx::tensor_load(smem.values[place.stage][slice], &p.v, {64 * (work.first_slice + slice), work.head, at.token, at.row},
-                       smem.value_ring.full(place));
+      for (int slice = 0; slice < kSlices; ++slice) {
+        ptx::tensor_load(smem.values[value_place.stage][slice], &p.v, {64 * (work.first_slice + slice), work.head, at.token, at.row},
+                         smem.value_ring.full(value_place));
+      }
     }
+    SquareStage& squares = smem.squares[square_place.stage];
+    full = smem.square_ring.full(square_place);
+    smem.square_ring.wait_empty(square_place);
+    smem.square_ring.expect(square_place, kSquareTileBytes + sizeof(ChunkScalars));
+    ptx::bulk_load(squares.scalars, p.chain.scalars + record * kScalarFloats, sizeof(ChunkScalars), full);
+    ptx::bulk_load(squares.inverse, p.chain.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
+    key_place.advance();
+    value_place.advance();
+    square_place.advance();
   }
+}
 
-  __device__ __forceinline__ void load_squares(int chunk) const {
-    const auto place = ring_place<kSquareStages>(chunk);
-    const int64_t record = work.record(chunk, p.chain.heads);
-    SquareStage& stage = smem.squares[place.stage];
-    uint64_t* full = smem.square_ring.full(place);
-    smem.square_ring.wait_empty(place);
-    smem.square_ring.expect(place, sizeof(SquareStage) + sizeof(ChunkScalars));
-    ptx::bulk_load(smem.scalars[place.stage], p.chain.scalars + record * kScalarFloats, sizeof(ChunkScalars), full);
-    ptx::bulk_load(stage.inverse, p.chain.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
-    ptx::bulk_load(stage.attention, p.chain.attention + record * kSquareTileBytes, kSquareTileBytes, full);
-  }
-};
+// The rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold. By all warps that
+// compute, of which this is thread `thread`.
+template <int kSlices, bool kOutput>
+__device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, kOutput>& smem, const pipe::RingPlace<kKeyStages>& key_place,
+                                                  const pipe::RingPlace<kValueStages>& value_place, int tokens, int thread) {
+  constexpr int kThreads = 32 * NativeChainSmem<kSlices, kOutput>::kWarps;
+  smem.key_ring.wait_full(key_place);
+  smem.value_ring.wait_full(value_place);
+  auto zero = [&](char* block) {
+    for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
+  };
+#pragma unroll
+  for (int block = 0; block < (kOutput ? 4 : 2); ++block) zero(smem.keys[key_place.stage].k + block * kSquareTileBytes);
+#pragma unroll
+  for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[value_place.stage][slice]);
+  ptx::fence_async_shared();
+  named_barrier(1, kThreads);
+}
 
-template <int kSlices, int kMakers>
-struct ChainConsumer {
-  using Smem = NativeChainSmem<kSlices, kMakers>;
-
-  Smem& smem;
-  const MappedChainParams& p;
+template <int kSlices, bool kOutput>
+struct ChainWarpgroup {
+  NativeChainSmem<kSlices, kOutput>& smem;
   const ChainWork& work;
   const tile::LaneOffsets offsets;
-  int slice;               // of the CTA
-  int thread, warp, lane;  // of the warpgroup
-
-  __device__ __forceinline__ int group_column() const { return 64 * (work.first_slice + slice); }
-
-  __device__ __forceinline__ void store_output(const float (&o)[32], int chunk) const {
-    char* tile = smem.out[slice];
-    if (thread == 0) ptx::bulk_wait_read<0>();
-    named_barrier(1 + slice, 128);
-    store_token_columns(ptx::shared_address(tile), o, offsets, warp);
-    ptx::fence_async_shared();
-    named_barrier(1 + slice, 128);
-    const TokenPlace at = work.at(chunk, p.chain.heads);
-    const int tokens = work.tokens(chunk);
-    if (tokens == kChunk) {
-      if (thread == 0) {
-        ptx::tensor_store(&p.o, {group_column(), work.head, at.token, at.row}, tile);
-        ptx::bulk_commit();
-      }
-      return;
-    }
-    char* first = row_pointer(p.chain.o, at, work.head) + 2 * group_column();
-    for (int unit = thread; unit < 8 * tokens; unit += 128) {
-      const int row = unit >> 3;
-      *reinterpret_cast<uint4*>(first + row * 2 * p.chain.o.token_stride + 16 * (unit & 7)) =
-          *reinterpret_cast<const uint4*>(tile + tile::unit_offset<kChunk>(row, unit & 7));
-    }
-  }
-
-  // Makers have done K and Q, and are done before the squares are full.
-  __device__ __forceinline__ void zero_missing_rows(int chunk) const {
-    const int all = 128 * slice + thread;
-    const auto key_place = ring_place<kKeyStages>(chunk);
-    const auto value_place = ring_place<kValueStages>(chunk);
-    smem.value_ring.wait_full(value_place);
-    if constexpr (kMakers == 0) {
-      KeyStage& stage = smem.keys[key_place.stage];
-#pragma unroll
-      for (int block = 0; block < 4; ++block) zero_rows<128 * kSlices>(stage.k + block * kSquareTileBytes, work.last_tokens, all);
-    } else {
-      smem.square_ring.wait_full(ring_place<kSquareStages>(chunk));
-    }
-    zero_rows<128>(smem.values[value_place.stage][slice], work.last_tokens, thread);
-    ptx::fence_async_shared();
-    named_barrier(1 + kSlices, 128 * kSlices);
-  }
+  bool values;
+  int slice, warp, lane;
 
   __device__ __forceinline__ void run(float (&state)[64]) const {
     const int c = lane & 3;
-    float o[32], y[32];
-    uint32_t packed_state[32];
+    float y[32];
+    uint32_t packed_state[32], operand[16];
     pipe::RingPlace<kKeyStages> key_place;
     pipe::RingPlace<kValueStages> value_place;
     pipe::RingPlace<kSquareStages> square_place;
-#pragma unroll
-    for (int n = 0; n < 32; ++n) o[n] = 0.f;
+    pipe::RingPlace<1> export_place;
     pack_accumulator(packed_state, state);
 #pragma unroll 1
     for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
-      const uint64_t k_at = ptx::wgmma_descriptor(ptx::shared_address(smem.keys[key_place.stage].k));
-      const uint64_t q_at = k_at + ptx::wgmma_advance(kTokenTileBytes);
-      const uint64_t k_by_token = ptx::wgmma_descriptor(ptx::shared_address(smem.keys[key_place.stage].k), kSquareTileBytes);
+      const uint32_t k_tile = ptx::shared_address(smem.keys[key_place.stage].k);
       const uint64_t t_at = ptx::wgmma_descriptor(ptx::shared_address(smem.squares[square_place.stage].inverse));
-      const uint64_t p_at = t_at + ptx::wgmma_advance(kSquareTileBytes);
-      const ChunkScalars& scalars = smem.scalars[square_place.stage];
+      const ChunkScalars& scalars = smem.squares[square_place.stage].scalars;
       smem.key_ring.wait_full(key_place);
-      if (work.tokens(chunk) < kChunk) zero_missing_rows(chunk);
+      if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, key_place, value_place, work.last_tokens, 128 * slice + 32 * warp + lane);
 
       ptx::wgmma_keep(packed_state);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
-      multiply_state_rows<0, 8>(y, packed_state, k_at);
+      multiply_state_rows<0, 8>(y, packed_state, ptx::wgmma_descriptor(k_tile));
       ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();  // long done, but ptxas does not see it
-      ptx::wgmma_keep(o);
-      if (chunk > 0) store_output(o, chunk - 1);
-      ptx::wgmma_keep(o);
-      ptx::wgmma_fence();
-      multiply_state_rows<0, 4>(o, packed_state, q_at);
-      ptx::wgmma_commit();
-      smem.value_ring.wait_full(value_place);
+      if constexpr (kOutput) {
+        smem.state_ring.wait_empty(export_place);
+        store_state_rows<64 * kSlices>(ptx::shared_address(smem.exports.state), packed_state, offsets, 64 * slice + 16 * warp);
+        ptx::fence_async_shared();
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(smem.state_ring.full(export_place));
+      }
+      if (values) smem.value_ring.wait_full(value_place);
+      load_value_columns(operand, ptx::shared_address(smem.values[value_place.stage][slice]), offsets, warp);
       smem.square_ring.wait_full(square_place);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
+      ptx::wgmma_keep(packed_state);
 
-      uint32_t operand[16];
-      make_residuals(operand, y, ptx::shared_address(smem.values[value_place.stage][slice]), scalars[kGamma], scalars[kBeta], offsets, warp,
-                     c);
+      make_residuals(operand, y, scalars[kGamma], scalars[kBeta], c);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
       multiply_square<false>(y, operand, t_at);
       ptx::wgmma_commit();
-      multiply_state_rows<4, 8>(o, packed_state, q_at);
-      ptx::wgmma_commit();
       __syncwarp();
-      if (lane == 0) smem.value_ring.release(value_place);
+      if (values && lane == 0) smem.value_ring.release(value_place);
       const float decay = scalars[kGamma][kChunk - 1];
 #pragma unroll
       for (int n = 0; n < 64; ++n) state[n] = __fmul_rn(decay, state[n]);
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(y);
-
-      uint32_t writes[16];
-      pack_accumulator(writes, y);
-      scale_by_token(y, scalars[kEnd], 1.f, c);
-      pack_accumulator(operand, y);
-      ptx::wgmma_keep(operand);
       ptx::wgmma_keep(state);
-      ptx::wgmma_fence();
-      add_token_rows(state, operand, k_by_token);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(o);
-      scale_by_token(o, scalars[kGamma], p.chain.scale, c);
-      ptx::wgmma_keep(writes);
-      ptx::wgmma_keep(o);
-      ptx::wgmma_fence();
-      multiply_square<true>(o, writes, p_at);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(state);
-      pack_accumulator(packed_state, state);
       ptx::wgmma_wait<0>();
-      ptx::wgmma_keep(o);
+      ptx::wgmma_keep(y);
       ptx::wgmma_keep(operand);
-      ptx::wgmma_keep(writes);
+
+      pack_scaled_by_token(operand, y, scalars[kEnd], c);
+      ptx::wgmma_keep(operand);
+      ptx::wgmma_keep(state);
+      ptx::wgmma_fence();
+      add_token_rows(state, operand, ptx::wgmma_descriptor(k_tile, kSquareTileBytes));
+      ptx::wgmma_commit();
+      if constexpr (kOutput) {
+        uint32_t writes[16];
+        pack_accumulator(writes, y);
+        smem.write_ring.wait_empty(export_place);
+        store_token_rows_transposed<64 * kSlices>(ptx::shared_address(smem.exports.writes), writes, offsets, 64 * slice + 16 * warp);
+        ptx::fence_async_shared();
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(smem.write_ring.full(export_place));
+      }
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(state);
+      ptx::wgmma_keep(operand);
       __syncwarp();
       if (lane == 0) {
         smem.key_ring.release(key_place);
         smem.square_ring.release(square_place);
       }
+      pack_accumulator(packed_state, state);
       key_place.advance();
       value_place.advance();
       square_place.advance();
+      export_place.advance();
     }
-    store_output(o, work.segment.chunks - 1);
-    if (thread == 0) ptx::bulk_wait<0>();
   }
 };
 

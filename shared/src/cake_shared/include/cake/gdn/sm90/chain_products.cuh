@@ -45,47 +45,60 @@ __device__ __forceinline__ void add_token_rows(float (&state)[64], const uint32_
   }
 }
 
-// a[v][t] *= factor * per_token[t]; c is the lane's place in its group of four.
-__device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* per_token, float factor, int c) {
+// A warp's 16 columns of a slice of V as a left operand.
+__device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint32_t v_tile, const tile::LaneOffsets& offsets, int warp) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 by = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
-    const float x = __fmul_rn(factor, by.x), y = __fmul_rn(factor, by.y);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) acc[4 * j + i] = __fmul_rn(i & 1 ? y : x, acc[4 * j + i]);
+  for (int s = 0; s < 4; ++s) {
+    tile::load_a_trans<kChunk>(*reinterpret_cast<uint32_t(*)[4]>(&values[4 * s]), v_tile, offsets, 16 * s, 2 * warp);
   }
 }
 
-// R = beta (V - gamma acc), packed; v_tile holds the warpgroup's slice of V.
-__device__ __forceinline__ void make_residuals(uint32_t (&packed)[16], const float (&acc)[32], uint32_t v_tile, const float* gammas,
-                                               const float* betas, const tile::LaneOffsets& offsets, int warp, int c) {
+// values become R = beta (V - gamma acc).
+__device__ __forceinline__ void make_residuals(uint32_t (&values)[16], const float (&acc)[32], const float* gammas, const float* betas, int c) {
 #pragma unroll
-  for (int s = 0; s < 4; ++s) {
-    uint32_t v[4];
-    tile::load_a_trans<kChunk>(v, v_tile, offsets, 16 * s, 2 * warp);
+  for (int j = 0; j < 8; ++j) {
+    const float2 gamma = *reinterpret_cast<const float2*>(gammas + 8 * j + 2 * c);
+    const float2 beta = *reinterpret_cast<const float2*>(betas + 8 * j + 2 * c);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int j = 2 * s + n;
-      const float2 gamma = *reinterpret_cast<const float2*>(gammas + 8 * j + 2 * c);
-      const float2 beta = *reinterpret_cast<const float2*>(betas + 8 * j + 2 * c);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t pair = v[2 * n + half];
-        const float x = fmaf(-gamma.x, acc[4 * j + 2 * half], ptx::low_bf16(pair));
-        const float y = fmaf(-gamma.y, acc[4 * j + 2 * half + 1], ptx::high_bf16(pair));
-        packed[2 * j + half] = ptx::pack_bf16(__fmul_rn(beta.x, x), __fmul_rn(beta.y, y));
-      }
+    for (int half = 0; half < 2; ++half) {
+      uint32_t& pair = values[2 * j + half];
+      const float x = fmaf(-gamma.x, acc[4 * j + 2 * half], ptx::low_bf16(pair));
+      const float y = fmaf(-gamma.y, acc[4 * j + 2 * half + 1], ptx::high_bf16(pair));
+      pair = ptx::pack_bf16(__fmul_rn(beta.x, x), __fmul_rn(beta.y, y));
     }
   }
 }
 
-// Puts a packed accumulator of 64 tokens into the warp's columns of a [token][value] tile.
-__device__ __forceinline__ void store_token_columns(uint32_t tile_to, const float (&acc)[32], const tile::LaneOffsets& offsets, int warp) {
+// acc[v][t] * per_token[t], packed; c is the lane's place in its group of four.
+__device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const float (&acc)[32], const float* per_token, int c) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 by = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      to[2 * j + half] = ptx::pack_bf16(__fmul_rn(by.x, acc[4 * j + 2 * half]), __fmul_rn(by.y, acc[4 * j + 2 * half + 1]));
+    }
+  }
+}
+
+// Puts a packed state's 16 rows into a tile of kRows value rows, blocks of 64 keys.
+template <int kRows>
+__device__ __forceinline__ void store_state_rows(uint32_t tile_to, const uint32_t (&state)[32], const tile::LaneOffsets& offsets, int row) {
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), state[4 * s], state[4 * s + 1], state[4 * s + 2],
+                     state[4 * s + 3]);
+  }
+}
+
+// Puts 16 packed rows of 64 tokens into a tile of kRows value rows.
+template <int kRows>
+__device__ __forceinline__ void store_token_rows_transposed(uint32_t tile_to, const uint32_t (&rows)[16], const tile::LaneOffsets& offsets,
+                                                            int row) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(tile_to, offsets.col_major, 16 * s, 2 * warp),
-                           ptx::pack_bf16(acc[8 * s], acc[8 * s + 1]), ptx::pack_bf16(acc[8 * s + 2], acc[8 * s + 3]),
-                           ptx::pack_bf16(acc[8 * s + 4], acc[8 * s + 5]), ptx::pack_bf16(acc[8 * s + 6], acc[8 * s + 7]));
+    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), rows[4 * s], rows[4 * s + 1], rows[4 * s + 2],
+                     rows[4 * s + 3]);
   }
 }
 

@@ -6,12 +6,11 @@
 #pragma once
 
 #include "cake/gdn/sm90/block_inverse.cuh"
+#include "cake/gdn/sm90/params.h"
 #include "cake/ptx/bulk_copy.cuh"
 #include "cake/ptx/wgmma.cuh"
 
 namespace cake::gdn {
-
-using ChunkScalars = float[kScalarRows][kChunk];
 
 // What a thread reads of one value head and chunk; fetched one ahead.
 struct HeadGates {
@@ -79,13 +78,32 @@ struct RowPair {
 
   // How far an element of a diagonal block lies below the diagonal.
   __device__ __forceinline__ int below(int n, int i) const { return g + 8 * (i >> 1) - (8 * n + 2 * c + (i & 1)); }
+
+  // P of one block from its Q K^T, as a left operand.
+  template <bool kDiagonal>
+  __device__ __forceinline__ void attention(uint32_t (&to)[4], const ChunkScalars& scalars, const float* qk, float scale, int block) const {
+    float decay[2][4];
+    decays(decay, scalars, block);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p[i] = __fmul_rn(__fmul_rn(scale, decay[n][i]), qk[4 * n + i]);
+        if (kDiagonal) p[i] = below(n, i) >= 0 ? p[i] : 0.f;  // select, never multiply by zero
+      }
+      to[2 * n] = ptx::pack_bf16(p[0], p[1]);
+      to[2 * n + 1] = ptx::pack_bf16(p[2], p[3]);
+    }
+  }
 };
 
 // A of one block from its K K^T: two words for the products, or the diagonal block for the substitution.
 template <bool kDiagonal>
-__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const RowPair& rows, const float (&decay)[2][4], const float* kk,
-                                                   int block, const tile::LaneOffsets& offsets) {
-  float a[2][4];
+__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const RowPair& rows, const ChunkScalars& scalars, const float* kk, int block,
+                                                   const tile::LaneOffsets& offsets) {
+  float decay[2][4], a[2][4];
+  rows.decays(decay, scalars, block);
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
 #pragma unroll
@@ -103,63 +121,34 @@ __device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const
   }
 }
 
-// P of one block from its Q K^T.
-template <bool kDiagonal>
-__device__ __forceinline__ void store_attention(char* tile_to, const RowPair& rows, const float (&decay)[2][4], const float* qk, float scale,
-                                                int block, const tile::LaneOffsets& offsets) {
-  uint32_t packed[2][2];
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    float p[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      p[i] = __fmul_rn(__fmul_rn(scale, decay[n][i]), qk[4 * n + i]);
-      if (kDiagonal) p[i] = rows.below(n, i) >= 0 ? p[i] : 0.f;
-    }
-    packed[n][0] = ptx::pack_bf16(p[0], p[1]);
-    packed[n][1] = ptx::pack_bf16(p[2], p[3]);
-  }
-  ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * rows.warp, 2 * block), packed[0][0],
-                   packed[0][1], packed[1][0], packed[1][1]);
-}
-
-__device__ __forceinline__ void store_zero_block(char* tile_to, int row_block, int column_block, const tile::LaneOffsets& offsets) {
-  ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * row_block, 2 * column_block), 0, 0,
-                   0, 0);
-}
-
 // A of a warp's rows.
 __device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, const ChunkScalars& scalars, const float (&kk)[32], int warp,
                                                        const tile::LaneOffsets& offsets, int lane) {
   const RowPair rows(scalars, warp, lane);
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
-    float decay[2][4];
-    if (block > warp) break;
-    rows.decays(decay, scalars, block);
     if (block < warp) {
-      store_coefficients<false>(smem, rows, decay, kk + 8 * block, block, offsets);
-    } else {
-      store_coefficients<true>(smem, rows, decay, kk + 8 * block, block, offsets);
+      store_coefficients<false>(smem, rows, scalars, kk + 8 * block, block, offsets);
+    } else if (block == warp) {
+      store_coefficients<true>(smem, rows, scalars, kk + 8 * block, block, offsets);
     }
   }
 }
 
-// P of a warp's rows.
+// P of a warp's rows, into a swizzled tile.
 __device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkScalars& scalars, const float (&qk)[32], float scale, int warp,
                                                      const tile::LaneOffsets& offsets, int lane) {
   const RowPair rows(scalars, warp, lane);
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
-    float decay[2][4];
-    if (block <= warp) rows.decays(decay, scalars, block);
+    uint32_t packed[4] = {};
     if (block < warp) {
-      store_attention<false>(tile_to, rows, decay, qk + 8 * block, scale, block, offsets);
+      rows.attention<false>(packed, scalars, qk + 8 * block, scale, block);
     } else if (block == warp) {
-      store_attention<true>(tile_to, rows, decay, qk + 8 * block, scale, block, offsets);
-    } else {
-      store_zero_block(tile_to, warp, block, offsets);
+      rows.attention<true>(packed, scalars, qk + 8 * block, scale, block);
     }
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * warp, 2 * block), packed[0],
+                     packed[1], packed[2], packed[3]);
   }
 }
 

@@ -1,40 +1,38 @@
 #pragma once
 
-#include "cake/gdn/sm90/chunk_maker.cuh"
+#include "cake/gdn/sm90/output.cuh"
 
-// chunk_output on Hopper: o and the final states, see chain.cuh.
-//   chunk_output_narrow_sm90, chunk_output_sm90   T, P and scalars from wy; 64 value columns of a head a CTA, or all 128
-//   rule_output_narrow_sm90, rule_output_sm90     makes them itself
-// Same bits, all four.
-// reads   q, k, v, T, P, scalars or gates and beta, initial states, entry states of segments
+// chunk_output on Hopper: o and the final states, see chain.cuh and output.cuh. `warps` tells whether a CTA has 64 value columns of a head (4) or
+// all 128 (8): same bits.
+// reads   q, k, v, T, scalars, initial states, entry states of segments
 // writes  o of every token of a sequence, the final states of sequences that have tokens
 namespace cake::gdn {
 
-template <int kRegisters>
-__device__ __forceinline__ void raise_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+// Registers of a thread in each role; they sum to what the kernel starts with, 128 a thread of three or four warpgroups.
+inline constexpr int kChainRegisters = 168, kOutputRegisters = 144;
+template <int kSlices>
+inline constexpr int kLoadRegisters = kSlices == 1 ? 72 : 24;
+
+// The state that a segment starts from.
+__device__ __forceinline__ void load_entry_state(StateAcc& state, const ChainParams& chain, const SegmentPlace& segment, int head,
+                                                 int first_column, int lane) {
+  clear(state);
+  if (!segment.first()) {
+    load_state(state, chain.segment_entries + slot_offset(segment, chain.heads, chain.slots_per_row, head), 1, kHeadDim, first_column, lane);
+  } else if (chain.initial.data) {
+    load_state(state, state_of(chain.initial, segment.sequence, chain.heads, head), chain.initial.k_stride, chain.initial.v_stride,
+               first_column, lane);
+  }
 }
 
-template <int kRegisters>
-__device__ __forceinline__ void lower_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-// Of a thread of a consumer and of the other warpgroups; the pool is 168 a thread of 384, or 255 of 256.
-template <int kSlices, int kMakers>
-struct ChainRegisters {
-  static constexpr bool kMoves = kSlices + kMakers > 1;
-  static constexpr int kConsumer = kMakers == 0 ? 240 : kMakers == 1 ? 208 : 232;
-  static constexpr int kOther = kMakers == 0 ? 24 : kMakers == 1 ? 88 : 136;
-};
-
-template <int kSlices, int kMakers, class MakePart>
-__device__ __forceinline__ void run_chunk_output(const MappedChainParams& p, MakePart make_part) {
-  using Smem = NativeChainSmem<kSlices, kMakers>;
-  using Registers = ChainRegisters<kSlices, kMakers>;
+template <int kSlices>
+__device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
+  using Smem = NativeChainSmem<kSlices, true>;
+  static_assert(sizeof(Smem) == native_chain_smem_bytes(kSlices, true));
   constexpr int kCtasPerHead = 2 / kSlices;
   auto& smem = *reinterpret_cast<Smem*>(smem_bytes);
-  const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+  const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5 & 3, 0);
+  const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
   ptx::launch_dependents();
   if (threadIdx.x == 0) smem.init_rings();
   __syncthreads();
@@ -47,74 +45,32 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p, Mak
   const SegmentPlace& segment = work.segment;
   if (segment.sequence < 0) return;
   work.last_tokens = chain.tables.chunks[segment.first_chunk + segment.chunks - 1].tokens;
-  const ChainLoader<kSlices, kMakers> loader{smem, p, work};
-  const int thread = threadIdx.x & 127;
 
-  if (warp >= 4 * kSlices) {
-    if constexpr (Registers::kMoves) lower_registers<Registers::kOther>();
-    make_part(smem, work, loader, (warp >> 2) - kSlices, thread, warp & 3, lane);
-    return;
-  }
-  if constexpr (Registers::kMoves) raise_registers<Registers::kConsumer>();
-  const ChainConsumer<kSlices, kMakers> consumer{smem, p, work, tile::LaneOffsets(lane), warp >> 2, thread, warp & 3, lane};
-  const int first_column = consumer.group_column() + 16 * consumer.warp;
-  float state[64];
-  auto& fragments = reinterpret_cast<StateAcc&>(state);
-  clear(fragments);
-  if (!segment.first()) {
-    load_state(fragments, chain.segment_entries + slot_offset(segment, chain.heads, chain.slots_per_row, work.head), 1, kHeadDim,
-               first_column, lane);
-  } else if (chain.initial.data) {
-    load_state(fragments, state_of(chain.initial, segment.sequence, chain.heads, work.head), chain.initial.k_stride, chain.initial.v_stride,
-               first_column, lane);
-  }
-  consumer.run(state);
-  if (chain.final.data && segment.last()) {
-    store_state(fragments, state_of(chain.final, segment.sequence, chain.heads, work.head), chain.final.k_stride, chain.final.v_stride,
-                first_column, lane);
-  }
-}
-
-template <int kSlices>
-__device__ __forceinline__ void run_loaded_output(const MappedChainParams& p) {
-  run_chunk_output<kSlices, 0>(p, [](auto&, const ChainWork& work, const auto& loader, int, int thread, int, int) {
-    if (thread != 0) return;
-#pragma unroll 1
-    for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
-      loader.template load_keys<true>(chunk);
-      loader.load_values(chunk);
-      loader.load_squares(chunk);
+  if (group == kSlices + 1) {
+    lower_registers<kLoadRegisters<kSlices>>();
+    if (thread == 0) load_chain(smem, p, work, true);
+  } else if (group == kSlices) {
+    raise_registers<kOutputRegisters>();
+    const OutputWarpgroup<kSlices> output{smem, p, work, tile::LaneOffsets(lane), thread, warp, lane};
+    output.run();
+  } else {
+    raise_registers<kChainRegisters>();
+    const ChainWarpgroup<kSlices, true> consumer{smem, work, tile::LaneOffsets(lane), true, group, warp, lane};
+    const int first_column = 64 * (work.first_slice + group) + 16 * warp;
+    float state[64];
+    auto& fragments = reinterpret_cast<StateAcc&>(state);
+    load_entry_state(fragments, chain, segment, work.head, first_column, lane);
+    consumer.run(state);
+    if (chain.final.data && segment.last()) {
+      store_state(fragments, state_of(chain.final, segment.sequence, chain.heads, work.head), chain.final.k_stride, chain.final.v_stride,
+                  first_column, lane);
     }
-  });
-}
-
-template <int kSlices, int kMakers>
-__device__ __forceinline__ void run_made_output(const MappedRuleParams& p) {
-  run_chunk_output<kSlices, kMakers>(
-      p.mapped, [&p](auto& smem, const ChainWork& work, const auto& loader, int maker, int thread, int warp, int lane) {
-        const ChunkMaker<kSlices, kMakers, true> chunks{smem, p, work, loader, tile::LaneOffsets(lane), true, maker, thread, warp, lane};
-        chunks.run();
-      });
+  }
 }
 
 }  // namespace cake::gdn
 
-extern "C" __global__ void __launch_bounds__(cake::gdn::native_chain_threads(1, 0), 1)
-    chunk_output_narrow_sm90(const __grid_constant__ cake::gdn::MappedChainParams p) {
-  cake::gdn::run_loaded_output<1>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(cake::gdn::native_chain_threads(2, 0), 1)
+extern "C" __global__ void __launch_bounds__(cake::gdn::native_chain_threads(2, true), 1)
     chunk_output_sm90(const __grid_constant__ cake::gdn::MappedChainParams p) {
-  cake::gdn::run_loaded_output<2>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(cake::gdn::native_chain_threads(1, 2), 1)
-    rule_output_narrow_sm90(const __grid_constant__ cake::gdn::MappedRuleParams p) {
-  cake::gdn::run_made_output<1, 2>(p);
-}
-
-extern "C" __global__ void __launch_bounds__(cake::gdn::native_chain_threads(2, 1), 1)
-    rule_output_sm90(const __grid_constant__ cake::gdn::MappedRuleParams p) {
-  cake::gdn::run_made_output<2, 1>(p);
+  p.chain.warps == 8 ? cake::gdn::run_chunk_output<2>(p) : cake::gdn::run_chunk_output<1>(p);
 }

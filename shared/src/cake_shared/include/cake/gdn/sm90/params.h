@@ -4,23 +4,30 @@
 #pragma once
 
 #include "cake/gdn/rule_params.h"
-#include "cake/host/tensor_map.h"
+#include "cake/host/tensor_map_value.h"
 
 namespace cake::gdn {
+
+using ChunkScalars = float[kScalarRows][kChunk];
 
 struct MappedChainParams {
   ChainParams chain;
   host::TensorMap q, k, v, o;
 };
 
-// With what makes T, P and the scalars.
-struct MappedRuleParams {
-  MappedChainParams mapped;
-  BetaOption beta;
-  const float* sums;  // [chunks, value_heads, 64]
-};
+// Threads of a chain's CTA: a warpgroup for every 64 value columns, one for the output where there is one, one that loads.
+CAKE_HOST_DEVICE constexpr int native_chain_threads(int slices, bool output) { return 128 * (slices + (output ? 2 : 1)); }
 
-// Threads of a chain's CTA: warpgroups of 64 value columns, and one that loads or some that make T and P.
-CAKE_HOST_DEVICE constexpr int native_chain_threads(int slices, int makers) { return 128 * (slices + (makers > 0 ? makers : 1)); }
+// Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q, two of T and scalars
+// and of the slices of V; with an output S0, V' and O; barriers.
+inline constexpr uint32_t kNativeWySmemBytes = 38912;
+CAKE_HOST_DEVICE constexpr uint32_t native_chain_smem_bytes(int slices, bool output) {
+  const uint32_t slice = 2 * kSquareTileBytes + (output ? 4 * kSquareTileBytes : 0);
+  return 3 * 2 * kTokenTileBytes + 2 * (kSquareTileBytes + 1024) + slices * slice + 1024;
+}
 
 }  // namespace cake::gdn
+
+CAKE_DECLARE_KERNEL(wy_sm90, cake::gdn::WyParams)
+CAKE_DECLARE_KERNEL(segment_pairs_sm90, cake::gdn::MappedChainParams)
+CAKE_DECLARE_KERNEL(chunk_output_sm90, cake::gdn::MappedChainParams)

@@ -1,4 +1,5 @@
-// wy on Hopper: T = (I + A)^-1, P = scale * Gamma * (Q K^T) and the scalars of every chunk and value head, as cake/gdn/any/wy.cuh.
+// wy on Hopper: T = (I + A)^-1, P = scale * Gamma * (Q K^T) and the scalars of every chunk and value head, as cake/gdn/any/wy.cuh; without P
+// where `attention` is null, and then Q is not read.
 //
 // One CTA of a warpgroup per chunk and key head: K K^T and Q K^T once, by wgmma, then the value heads of the group. A warp owns 16 rows.
 // Results leave by bulk copies. Rows past the end of the sequence are zero in A and P, T is the identity there.
@@ -28,6 +29,7 @@ struct NativeWySmem {
   };
   alignas(16) ChunkScalars scalars;
 };
+static_assert(sizeof(NativeWySmem) == kNativeWySmemBytes);
 
 }  // namespace cake::gdn
 
@@ -49,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
 
   const uint32_t k_tile = ptx::shared_address(smem.rows.k), q_tile = ptx::shared_address(smem.rows.q);
   load_rows_async<kWyThreads, 16>(k_tile, p.k, at, chunk.tokens, key_head, 0, thread);
-  load_rows_async<kWyThreads, 16>(q_tile, p.q, at, chunk.tokens, key_head, 0, thread);
+  const bool attention = p.attention != nullptr;
+  if (attention) load_rows_async<kWyThreads, 16>(q_tile, p.q, at, chunk.tokens, key_head, 0, thread);
   ptx::cp_async_commit();
   HeadGates gates = load_head_gates(p.sums, p.beta, at, chunk.tokens, first_record, first_head, thread);
   ptx::cp_async_wait<0>();
@@ -59,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
   float kk[32], qk[32];
   const uint64_t k_at = ptx::wgmma_descriptor(k_tile), q_at = ptx::wgmma_descriptor(q_tile);
   multiply_rows_keys(kk, k_at, k_at);
-  multiply_rows_keys(qk, q_at, k_at);
+  if (attention) multiply_rows_keys(qk, q_at, k_at);
   ptx::wgmma_wait<0>();
   ptx::wgmma_keep(kk);
   ptx::wgmma_keep(qk);
@@ -79,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
     __syncthreads();  // in the first round also: everyone is past the K and Q tiles
 
     store_coefficient_rows(smem.out.scratch, smem.scalars, kk, warp, offsets, lane);
-    store_attention_rows(smem.out.attention, smem.scalars, qk, p.scale, warp, offsets, lane);
+    if (attention) store_attention_rows(smem.out.attention, smem.scalars, qk, p.scale, warp, offsets, lane);
     __syncwarp();
     invert_diagonal(smem.out.scratch, warp, lane);
     __syncthreads();
@@ -89,10 +92,10 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
     __syncthreads();
     if (thread == 0) {
       ptx::bulk_store(p.inverse + record * kSquareTileBytes, smem.out.inverse, kSquareTileBytes);
-      ptx::bulk_store(p.attention + record * kSquareTileBytes, smem.out.attention, kSquareTileBytes);
+      if (attention) ptx::bulk_store(p.attention + record * kSquareTileBytes, smem.out.attention, kSquareTileBytes);
       ptx::bulk_store(p.scalars + record * kScalarFloats, smem.scalars, 4 * kScalarFloats);
       ptx::bulk_commit();
     }
   }
-  if (thread == 0) ptx::bulk_wait<0>();
+  if (thread == 0) ptx::bulk_wait_read<0>();
 }

@@ -1,0 +1,244 @@
+// What the native chains share: how a CTA finds its work, how stages are fed, and how a warpgroup's state and tiles travel.
+//
+// A warpgroup owns 64 value columns and keeps S^T (64 x 128) in registers as the accumulator of its products; a CTA has one or two such
+// warpgroups and a third that feeds them, a stage a chunk. Columns never mix, so one or two per CTA give the same bits.
+#pragma once
+
+#include "cake/gdn/any/chain_products.cuh"
+#include "cake/gdn/sm90/backward_products.cuh"
+
+namespace cake::gdn::sm90 {
+
+inline constexpr int kStageScalars = 3;  // gamma, e, beta
+inline constexpr int kFeedingWarps = 4;
+
+// The segment and head of a CTA, and its share of the value columns.
+struct ChainPlace {
+  SegmentPlace segment;
+  int last_tokens;  // of the segment's last chunk
+  int head;
+  int first_column;
+
+  __device__ __forceinline__ int last_chunk() const { return segment.first_chunk + segment.chunks - 1; }
+  __device__ __forceinline__ int tokens_of(int chunk) const { return chunk == last_chunk() ? last_tokens : kChunk; }
+  __device__ __forceinline__ TokenPlace place_of_chunk(int chunk, const Heads& heads) const {
+    return place_of(segment.first_token + (chunk - segment.first_chunk) * kChunk, heads.tokens_per_row);
+  }
+};
+
+__device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, uint32_t row, int head, int first_column) {
+  const SegmentPlace segment = segment_place(tables, row);
+  return {segment, tables.segments[row].tokens - (segment.chunks - 1) * kChunk, head, first_column};
+}
+
+// A CTA that has one chain: of the row and head that its index names.
+template <int kGroups>
+struct OneChain {
+  bool taken = false;
+
+  __device__ __forceinline__ bool take(const PackTables& tables, const Heads& heads, ChainPlace& work) {
+    if (taken) return false;
+    taken = true;
+    constexpr int kSlices = 2 / kGroups;
+    const uint32_t index = blockIdx.x / kSlices, row = index / static_cast<uint32_t>(heads.value_heads);
+    work = chain_place(tables, row, static_cast<int>(index - row * heads.value_heads), static_cast<int>(blockIdx.x % kSlices) * 64);
+    return work.segment.sequence >= 0;
+  }
+};
+
+// Chains and chunks of a team's key heads: it has every step-th (segment, key head) from its own number on.
+struct TeamWork {
+  uint32_t next, step, count;
+
+  __device__ __forceinline__ TeamWork(const PackTables& tables, const Heads& heads, uint32_t team, uint32_t teams)
+      : next(team), step(teams), count(static_cast<uint32_t>(tables.segment_offsets[tables.sequences]) * heads.key_heads) {}
+
+  __device__ __forceinline__ bool take(const Heads& heads, uint32_t& row, int& key_head) {
+    if (next >= count) return false;
+    row = next / heads.key_heads;
+    key_head = static_cast<int>(next - row * heads.key_heads);
+    next += step;
+    return true;
+  }
+};
+
+// One value head of each of them.
+struct TeamChains {
+  TeamWork work_list;
+  int member, first_column;
+
+  __device__ __forceinline__ bool take(const PackTables& tables, const Heads& heads, ChainPlace& work) {
+    uint32_t row;
+    int key_head;
+    if (!work_list.take(heads, row, key_head)) return false;
+    work = chain_place(tables, row, key_head * heads.group + member, first_column);
+    return true;
+  }
+};
+
+// A stage in turn: index and parity of the phase in which it is filled.
+template <int kStages>
+struct Turn {
+  int stage = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+template <int kStages>
+struct StageBarriers {
+  uint64_t full[kStages];  // every feeding warp's rows, and the bytes of the tiles
+  uint64_t free[kStages];  // an arrival a consuming warpgroup
+
+  __device__ __forceinline__ void init(int groups) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(&full[i], kFeedingWarps + 1);
+      ptx::mbarrier_init(&free[i], groups);
+    }
+    ptx::mbarrier_init_fence();
+  }
+};
+
+// The feeding warpgroup: copy_tiles(stage, chunk) is called by one thread; it says the bytes and starts their copies. copy_stage_rows(stage,
+// chunk) is called by all threads. A stage's rows are published when those of the next are on their way.
+template <int kStages>
+struct Feeder {
+  StageBarriers<kStages>& barriers;
+  int thread;
+  Turn<kStages> turn;
+  int unpublished = -1;
+  int64_t filled[kStages];  // what the stages hold, oldest first, for the thread that announces
+  int fills = 0;
+
+  __device__ __forceinline__ void publish() {
+    ptx::fence_async_shared();
+    __syncwarp();
+    if ((thread & 31) == 0) ptx::mbarrier_arrive(&barriers.full[unpublished]);
+  }
+
+  // A stage is free when what it was for has left the CTA: the oldest is handed to `leave`.
+  template <class Leave>
+  __device__ __forceinline__ void shift(int64_t next, Leave leave) {
+    if (fills >= kStages) leave(filled[0]);
+#pragma unroll
+    for (int i = 0; i + 1 < kStages; ++i) filled[i] = filled[i + 1];
+    filled[kStages - 1] = next;
+    ++fills;
+  }
+
+  template <class CopyTiles, class CopyRows, class RecordOf, class Leave>
+  __device__ __forceinline__ void feed(int first, int step, int count, CopyTiles copy_tiles, CopyRows copy_stage_rows,
+                                       RecordOf record_of, Leave leave) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, turn.advance()) {
+      ptx::mbarrier_wait(&barriers.free[turn.stage], turn.parity ^ 1);
+      if (thread == 0) copy_tiles(turn.stage, first + i * step);
+      copy_stage_rows(turn.stage, first + i * step);
+      ptx::cp_async_commit();
+      if (thread == 0) shift(record_of(first + i * step), leave);
+      if (unpublished >= 0) {
+        ptx::cp_async_wait<1>();
+        publish();
+      }
+      unpublished = turn.stage;
+    }
+  }
+
+  __device__ __forceinline__ void finish() {
+    if (unpublished < 0) return;
+    ptx::cp_async_wait<0>();
+    publish();
+  }
+
+  // By the announcing thread, after finish: until the last stages are free.
+  template <class Leave>
+  __device__ __forceinline__ void drain(Leave leave) {
+    for (int i = 0; i < kStages; ++i, turn.advance()) {
+      ptx::mbarrier_wait(&barriers.free[turn.stage], turn.parity ^ 1);
+      shift(0, leave);
+    }
+  }
+};
+
+// Visits (k, v) of every element of a warpgroup's state that this lane holds; `first_column` is the warp's.
+template <class Visit>
+__device__ __forceinline__ void for_state(int first_column, int lane, Visit visit) {
+  const int g = lane >> 2, c = lane & 3;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) visit(4 * j + i, 8 * j + 2 * c + (i & 1), first_column + g + 8 * (i >> 1));
+  }
+}
+
+__device__ __forceinline__ void load_state(State& state, const float* matrix, int64_t k_stride, int64_t v_stride, int first_column,
+                                           int lane) {
+  for_state(first_column, lane, [&](int i, int k, int v) { state[i] = matrix[k * k_stride + v * v_stride]; });
+}
+
+__device__ __forceinline__ void store_state(const State& state, float* matrix, int64_t k_stride, int64_t v_stride, int first_column,
+                                            int lane) {
+  for_state(first_column, lane, [&](int i, int k, int v) { matrix[k * k_stride + v * v_stride] = state[i]; });
+}
+
+__device__ __forceinline__ void scale_state(State& state, float by) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) state[i] = __fmul_rn(by, state[i]);
+}
+
+// A warpgroup's half of a state tile in its staging: two blocks of 64 value columns and 64 key columns.
+inline constexpr uint32_t kHalfStateBlockBytes = 64 * 128;
+
+__device__ __forceinline__ void stage_state(char* staging, const uint32_t (&state)[32], int block, const LaneOffsets& offsets) {
+  const uint32_t shared = ptx::shared_address(staging);
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    ptx::stmatrix_x4(tile::fragment_address<64>(shared, offsets.row_major, 16 * block, 2 * s), state[4 * s], state[4 * s + 1],
+                     state[4 * s + 2], state[4 * s + 3]);
+  }
+}
+
+// By one thread, behind a barrier of the warpgroup.
+__device__ __forceinline__ void store_staged_state(char* global_tile, const char* staging, int first_column) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    ptx::bulk_store(global_tile + i * kStateBlockBytes + first_column * 128, staging + i * kHalfStateBlockBytes,
+                    kHalfStateBlockBytes);
+  }
+  ptx::bulk_commit();
+}
+
+// Puts the warp's 16 value columns of all tokens into a block of 64 columns of a token tile.
+__device__ __forceinline__ void stage_tokens(char* block_tile, const uint32_t (&a)[16], int block, const LaneOffsets& offsets) {
+  const uint32_t shared = ptx::shared_address(block_tile);
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(shared, offsets.col_major, 16 * s, 2 * block), a[4 * s], a[4 * s + 1],
+                           a[4 * s + 2], a[4 * s + 3]);
+  }
+}
+
+// The left operand (16 value columns a warp x 64 tokens) of a block of 64 columns of a token tile.
+__device__ __forceinline__ void load_tokens(uint32_t (&a)[16], const char* block_tile, int block, const LaneOffsets& offsets) {
+  const uint32_t shared = ptx::shared_address(block_tile);
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    uint32_t part[4];
+    tile::load_a_trans<kChunk>(part, shared, offsets, 16 * s, 2 * block);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[4 * s + i] = part[i];
+  }
+}
+
+// Words of a [value column][token] operand or accumulator: pair i has tokens token_of(i, c) and the next.
+__device__ __forceinline__ constexpr int token_of(int pair, int c) { return 8 * (pair >> 1) + 2 * c; }
+
+__device__ __forceinline__ float2 pair_of(const float* per_token, int pair, int c) {
+  return *reinterpret_cast<const float2*>(per_token + token_of(pair, c));
+}
+
+}  // namespace cake::gdn::sm90

@@ -1,0 +1,186 @@
+// chunk_states_sm90: what the backward needs of the forward chain of one segment, value head and 64 or 128 value columns.
+//
+//   X  = V - gamma (K S0)      V' = T (beta X)      S1 = gamma_C S0 + (e K)^T V'
+//
+// reads   k, v, T, scalars, initial states, entry states of segments
+// writes  S0 and V' of every chunk as BF16 tiles
+// barriers  full[stage]: rows and tiles arrived; free[stage]: the warpgroup is past the stage and its copies out of it have read it
+//           named 1, 2: a warpgroup's staging is free | S0 staged | V' staged
+#pragma once
+
+#include "cake/gdn/sm90/backward_chain.cuh"
+
+namespace cake::gdn::sm90 {
+
+template <int kGroups>
+struct StatesSmem {
+  static constexpr int kStages = 4;
+  struct Stage {
+    alignas(1024) char k[kTokenTileBytes];
+    char v[kGroups][kBlockBytes];
+    char inverse[kSquareTileBytes];
+  };
+  Stage stage[kStages];
+  char staging[kGroups][2 * kHalfStateBlockBytes];
+  alignas(128) float scalars[kStages][kStageScalars][kChunk];
+  StageBarriers<kStages> barriers;
+};
+static_assert(sizeof(StatesSmem<2>) <= chunk_states_sm90_smem_bytes(2) && sizeof(StatesSmem<1>) <= chunk_states_sm90_smem_bytes(1));
+
+template <int kGroups>
+__device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int thread) {
+  using Smem = StatesSmem<kGroups>;
+  const int key_head = work.head / p.heads.group;
+  Feeder<Smem::kStages> feeder{smem.barriers, thread};
+  feeder.feed(
+      work.segment.first_chunk, 1, work.segment.chunks,
+      [&](int stage, int chunk) {
+        const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
+        uint64_t* full = &smem.barriers.full[stage];
+        constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
+        ptx::mbarrier_arrive_expect_bytes(full, kSquareTileBytes + kScalarBytes);
+        ptx::bulk_load(smem.stage[stage].inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
+        ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, kScalarBytes, full);
+      },
+      [&](int stage, int chunk) {
+        const TokenPlace at = work.place_of_chunk(chunk, p.heads);
+        const int tokens = work.tokens_of(chunk);
+        auto& to = smem.stage[stage];
+        copy_rows<kWarpgroupThreads, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
+        copy_rows<kWarpgroupThreads, 8 * kGroups>(to.v[0], p.v, at, tokens, work.head, work.first_column / 8, thread);
+      },
+      [](int) { return int64_t{0}; }, [](int64_t) {});
+  feeder.finish();
+}
+
+template <int kGroups>
+__device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int group,
+                                           int block, int lane) {
+  using Smem = StatesSmem<kGroups>;
+  const LaneOffsets offsets(lane);
+  const int c = lane & 3;
+  const int group_column = work.first_column + 64 * group, first_column = group_column + 16 * block;
+  const bool leads = block == 0 && lane == 0;
+  char* const staging = smem.staging[group];
+  auto group_barrier = [&] { ptx::named_barrier_sync(1 + group, kWarpgroupThreads); };
+
+  State state;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) state[i] = 0.f;
+  if (!work.segment.first()) {
+    load_state(state, p.segment_entries + slot_offset(work.segment, p.heads, p.slots_per_row, work.head), 1, kHeadDim, first_column,
+               lane);
+  } else if (p.initial.data) {
+    load_state(state, state_of(p.initial, work.segment.sequence, p.heads, work.head), p.initial.k_stride, p.initial.v_stride,
+               first_column, lane);
+  }
+
+  Turn<Smem::kStages> turn;
+  int before = 0;
+  const int end_chunk = work.segment.first_chunk + work.segment.chunks;
+#pragma unroll 1
+  for (int chunk = work.segment.first_chunk; chunk < end_chunk; ++chunk) {
+    auto& stage = smem.stage[turn.stage];
+    const auto& scalars = smem.scalars[turn.stage];
+    char* const values = stage.v[group];
+    const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
+    const uint32_t k_tile = ptx::shared_address(stage.k);
+    uint32_t packed[32];
+    pack_operand(packed, state);
+    ptx::mbarrier_wait(&smem.barriers.full[turn.stage], turn.parity);
+
+    Fragment y;
+    ptx::wgmma_keep(packed);
+    ptx::wgmma_keep(y);
+    ptx::wgmma_fence();
+    state_times_rows(y, packed, k_tile);
+    ptx::wgmma_commit();
+
+    // S0 of the chunk before has left the staging; its V', the last group, may be on its way.
+    if (leads) ptx::bulk_wait_read<1>();
+    group_barrier();
+    stage_state(staging, packed, block, offsets);
+    uint32_t operand[16];
+    load_tokens(operand, values, block, offsets);
+    ptx::fence_async_shared();
+    group_barrier();
+    if (leads) store_staged_state(p.entry_states + record * kStateTileBytes, staging, group_column);
+
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(y);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 gamma = pair_of(scalars[kGamma], i, c), beta = pair_of(scalars[kBeta], i, c);
+      const float x = fmaf(-gamma.x, y[2 * i], ptx::low_bf16(operand[i])), w = fmaf(-gamma.y, y[2 * i + 1], ptx::high_bf16(operand[i]));
+      operand[i] = ptx::pack_bf16(__fmul_rn(beta.x, x), __fmul_rn(beta.y, w));
+    }
+    ptx::wgmma_keep(operand);
+    ptx::wgmma_keep(y);
+    ptx::wgmma_fence();
+    operand_times_square<false>(y, operand, ptx::shared_address(stage.inverse));
+    ptx::wgmma_commit();
+    scale_state(state, scalars[kGamma][kChunk - 1]);
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(y);
+
+    uint32_t writes[16];
+    pack_operand(writes, y);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 end = pair_of(scalars[kEnd], i, c);
+      operand[i] = ptx::pack_bf16(__fmul_rn(end.x, y[2 * i]), __fmul_rn(end.y, y[2 * i + 1]));
+    }
+    ptx::wgmma_keep(operand);
+    ptx::wgmma_keep(state);
+    ptx::wgmma_fence();
+    add_operand_times_rows(state, operand, k_tile);
+    ptx::wgmma_commit();
+
+    __syncwarp();  // the warp has read its columns of V, which carry V' out
+    stage_tokens(values, writes, block, offsets);
+    ptx::fence_async_shared();
+    group_barrier();
+    if (leads) {
+      ptx::bulk_wait_read<1>();  // V' of the chunk before has left its stage
+      if (chunk != work.segment.first_chunk) ptx::mbarrier_arrive(&smem.barriers.free[before]);
+      ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, values, kBlockBytes);
+      ptx::bulk_commit();
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(state);
+    before = turn.stage;
+    turn.advance();
+  }
+  if (leads) ptx::bulk_wait<0>();
+}
+
+template <int kGroups>
+__device__ __forceinline__ void run_chunk_states(const ChainParams& p, uint32_t* arrivals) {
+  auto& smem = *reinterpret_cast<StatesSmem<kGroups>*>(smem_bytes);
+  const int warp = warp_index(), lane = threadIdx.x & 31;
+  ChainPlace work;
+  if (!OneChain<kGroups>().take(p.tables, p.heads, work)) return;
+  if (threadIdx.x == 0) smem.barriers.init(kGroups);
+  __syncthreads();
+  if (arrivals) {
+    for (int i = threadIdx.x; i < work.segment.chunks; i += blockDim.x) {
+      arrivals[int64_t{work.segment.first_chunk + i} * p.heads.value_heads + work.head] = 0;
+    }
+  }
+  if (warp < 4 * kGroups) {
+    ptx::take_registers<232>();
+    run_states<kGroups>(smem, p, work, warp >> 2, warp & 3, lane);
+  } else {
+    ptx::give_registers<40>();
+    feed_states<kGroups>(smem, p, work, threadIdx.x - kWarpgroupThreads * kGroups);
+  }
+}
+
+}  // namespace cake::gdn::sm90
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    chunk_states_sm90(const __grid_constant__ cake::gdn::ChunkStatesParams p) {
+  using namespace cake::gdn::sm90;
+  cake::gdn::begin_stage();
+  p.chain.warps == 8 ? run_chunk_states<2>(p.chain, p.arrivals) : run_chunk_states<1>(p.chain, p.arrivals);
+}

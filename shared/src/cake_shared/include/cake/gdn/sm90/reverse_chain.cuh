@@ -1,0 +1,265 @@
+// The backward chain of one segment, value head and 64 or 128 value columns, last chunk first; its two uses are stages.
+//
+//   dV' = scale P^T dO + (e K) dS1        dR = T^T dV'        dV = beta dR
+//   dS0 = gamma_C dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR
+//
+// barriers  full[stage]: rows and tiles arrived; free[stage]: the warpgroup is past the stage and its copies out of it have read it
+//           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read, staging free again | dR and dv staged
+#pragma once
+
+#include "cake/gdn/sm90/backward_chain.cuh"
+
+namespace cake::gdn::sm90 {
+
+enum class Reverse { kGradients, kPairs };
+
+template <int kGroups>
+struct ReverseSmem {
+  static constexpr int kStages = 3;
+  struct Stage {
+    alignas(1024) char k[kTokenTileBytes];
+    char q[kTokenTileBytes];
+    char inverse[kSquareTileBytes];
+    char attention[kSquareTileBytes];
+    char grad_o[kGroups][kBlockBytes];
+  };
+  Stage stage[kStages];
+  char staging[kGroups][2 * kHalfStateBlockBytes];
+  alignas(128) float scalars[kStages][kStageScalars][kChunk];
+  StageBarriers<kStages> barriers;
+};
+static_assert(sizeof(ReverseSmem<2>) == reverse_chain_sm90_smem_bytes(2) && sizeof(ReverseSmem<1>) == reverse_chain_sm90_smem_bytes(1));
+
+// Tells readers on other multiprocessors how many more warpgroups have brought what they read.
+__device__ __forceinline__ void announce(uint32_t* arrivals, uint32_t count) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(arrivals), "r"(count) : "memory");
+}
+
+// `arrivals`, where there are any, counts the warpgroups whose dS1 and dR of a chunk and value head others may read.
+template <int kGroups, class Chains>
+__device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, Chains chains, uint32_t* arrivals,
+                                             int thread) {
+  using Smem = ReverseSmem<kGroups>;
+  Feeder<Smem::kStages> feeder{smem.barriers, thread};
+  auto leave = [&](int64_t record) {
+    if (arrivals) announce(arrivals + record, kGroups);
+  };
+  ChainPlace work;
+  while (chains.take(p.tables, p.heads, work)) {
+    const int key_head = work.head / p.heads.group;
+    auto record_of = [&](int chunk) { return int64_t{chunk} * p.heads.value_heads + work.head; };
+    feeder.feed(
+        work.last_chunk(), -1, work.segment.chunks,
+        [&](int stage, int chunk) {
+          const int64_t record = record_of(chunk);
+          uint64_t* full = &smem.barriers.full[stage];
+          constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
+          ptx::mbarrier_arrive_expect_bytes(full, 2 * kSquareTileBytes + kScalarBytes);
+          ptx::bulk_load(smem.stage[stage].inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
+          ptx::bulk_load(smem.stage[stage].attention, p.attention + record * kSquareTileBytes, kSquareTileBytes, full);
+          ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, kScalarBytes, full);
+        },
+        [&](int stage, int chunk) {
+          const TokenPlace at = work.place_of_chunk(chunk, p.heads);
+          const int tokens = work.tokens_of(chunk);
+          auto& to = smem.stage[stage];
+          copy_rows<kWarpgroupThreads, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
+          copy_rows<kWarpgroupThreads, 8 * kGroups>(to.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
+          copy_rows<kWarpgroupThreads, 16>(to.q, p.q, at, tokens, key_head, 0, thread);
+        },
+        record_of, leave);
+  }
+  feeder.finish();
+  if (arrivals && thread == 0) feeder.drain(leave);
+}
+
+template <Reverse kUse, int kGroups, class Chains>
+__device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, Chains chains, int group,
+                                            int warp_in_group, int lane) {
+  using Smem = ReverseSmem<kGroups>;
+  const LaneOffsets offsets(lane);
+  const int c = lane & 3, block = warp_in_group, thread = 32 * block + lane;
+  const bool leads = thread == 0;
+  char* const staging = smem.staging[group];
+  auto group_barrier = [&] { ptx::named_barrier_sync(1 + group, kWarpgroupThreads); };
+
+  Turn<Smem::kStages> turn;
+  [[maybe_unused]] int before = -1;            // the stage whose dR may still be on its way out
+  ChainPlace work;
+  while (chains.take(p.tables, p.heads, work)) {
+  const int group_column = work.first_column + 64 * group, first_column = group_column + 16 * block;
+  State state;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) state[i] = 0.f;
+  if (work.segment.last()) {
+    if (p.grad_final.data) {
+      load_state(state, state_of(p.grad_final, work.segment.sequence, p.heads, work.head), p.grad_final.k_stride,
+                 p.grad_final.v_stride, first_column, lane);
+    }
+  } else if constexpr (kUse == Reverse::kGradients) {
+    load_state(state, p.segment_exits + slot_offset(work.segment, p.heads, p.slots_per_row, work.head, 1), 1, kHeadDim, first_column,
+               lane);
+  }
+
+#pragma unroll 1
+  for (int chunk = work.last_chunk(); chunk >= work.segment.first_chunk; --chunk) {
+    auto& stage = smem.stage[turn.stage];
+    const auto& scalars = smem.scalars[turn.stage];
+    char* const grad_o = stage.grad_o[group];
+    const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
+    const uint32_t k_tile = ptx::shared_address(stage.k), grad_tile = ptx::shared_address(grad_o);
+    uint32_t packed[32];
+    pack_operand(packed, state);
+    ptx::mbarrier_wait(&smem.barriers.full[turn.stage], turn.parity);
+    // Where ptxas sees the one-warpgroup form, it would wait for the products in flight before it let the state be scaled.
+    if constexpr (kGroups == 1) scale_state(state, scalars[kGamma][kChunk - 1]);
+
+    Fragment y, z;  // dS1 K^T, dO^T P
+    ptx::wgmma_keep(packed);
+    ptx::wgmma_keep(y);
+    ptx::wgmma_fence();
+    state_times_rows(y, packed, k_tile);
+    ptx::wgmma_commit();
+    {
+      using ptx::Major;
+      const uint64_t left = ptx::wgmma_descriptor(grad_tile), right = ptx::wgmma_descriptor(ptx::shared_address(stage.attention));
+      ptx::wgmma_keep(z);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        ptx::wgmma_bf16<Major::kMN, Major::kMN>(z, left + along_rows(s), right + along_rows(s), s > 0);
+      }
+      ptx::wgmma_commit();
+    }
+
+    if constexpr (kUse == Reverse::kGradients) {
+      // dS1 of the chunk before has left the staging; its dR, the last group, may be on its way.
+      if (leads) ptx::bulk_wait_read<1>();
+      group_barrier();
+      stage_state(staging, packed, block, offsets);
+    }
+
+    uint32_t operand[16];
+    load_tokens(operand, grad_o, block, offsets);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 gamma = pair_of(scalars[kGamma], i, c);
+      operand[i] = ptx::pack_bf16(__fmul_rn(__fmul_rn(p.scale, gamma.x), ptx::low_bf16(operand[i])),
+                                  __fmul_rn(__fmul_rn(p.scale, gamma.y), ptx::high_bf16(operand[i])));
+    }
+    if constexpr (kGroups == 2) scale_state(state, scalars[kGamma][kChunk - 1]);
+    if constexpr (kUse == Reverse::kGradients) {
+      ptx::fence_async_shared();
+      group_barrier();
+      if (leads) store_staged_state(p.exit_gradients + record * kStateTileBytes, staging, group_column);
+    }
+
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(y);
+    ptx::wgmma_keep(z);
+    uint32_t grad_writes[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 end = pair_of(scalars[kEnd], i, c);
+      grad_writes[i] = ptx::pack_bf16(fmaf(end.x, y[2 * i], z[2 * i]), fmaf(end.y, y[2 * i + 1], z[2 * i + 1]));
+    }
+    ptx::wgmma_keep(grad_writes);
+    ptx::wgmma_keep(y);
+    ptx::wgmma_fence();
+    operand_times_square<true>(y, grad_writes, ptx::shared_address(stage.inverse));
+    ptx::wgmma_commit();
+    ptx::wgmma_keep(operand);
+    ptx::wgmma_keep(state);
+    ptx::wgmma_fence();
+    add_operand_times_rows(state, operand, ptx::shared_address(stage.q));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    ptx::wgmma_keep(y);
+
+    uint32_t residual_grad[16], grad_v[16], grad_keys[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const float2 gamma = pair_of(scalars[kGamma], i, c), beta = pair_of(scalars[kBeta], i, c);
+      residual_grad[i] = ptx::pack_bf16(y[2 * i], y[2 * i + 1]);
+      const float x = __fmul_rn(beta.x, y[2 * i]), w = __fmul_rn(beta.y, y[2 * i + 1]);
+      grad_v[i] = ptx::pack_bf16(x, w);
+      grad_keys[i] = ptx::pack_bf16(__fmul_rn(-gamma.x, x), __fmul_rn(-gamma.y, w));
+    }
+    ptx::wgmma_keep(grad_keys);
+    ptx::wgmma_fence();
+    add_operand_times_rows(state, grad_keys, k_tile);
+    ptx::wgmma_commit();
+
+    if constexpr (kUse == Reverse::kGradients) {
+      if (leads) {
+        ptx::bulk_wait<1>();  // dS1 and dR of the chunk before are where others may read them
+        ptx::bulk_wait_read<0>();
+      }
+      group_barrier();
+      if (leads && before >= 0) ptx::mbarrier_arrive(&smem.barriers.free[before]);
+      before = turn.stage;
+      stage_tokens(grad_o, residual_grad, block, offsets);
+      stage_tokens(staging, grad_v, block, offsets);
+      ptx::fence_async_shared();
+      group_barrier();
+      if (leads) {
+        ptx::bulk_store(p.residual_gradients + record * kTokenTileBytes + group_column / 64 * kBlockBytes, grad_o, kBlockBytes);
+        ptx::bulk_commit();
+      }
+      {
+        char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column;
+        const int tokens = work.tokens_of(chunk);
+  #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int row = 16 * i + (thread >> 3), unit = thread & 7;
+          if (row < tokens) {
+            *reinterpret_cast<uint4*>(to + row * 2 * p.grad_v.token_stride + 16 * unit) =
+                *reinterpret_cast<const uint4*>(staging + tile::unit_offset<kChunk>(row, unit));
+          }
+        }
+      }
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(state);
+    if constexpr (kUse == Reverse::kPairs) {
+      group_barrier();
+      if (leads) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
+    }
+    turn.advance();
+  }
+  if constexpr (kUse == Reverse::kGradients) {
+    if (leads) ptx::bulk_wait<0>();
+    group_barrier();
+    if (leads) ptx::mbarrier_arrive(&smem.barriers.free[before]);
+    before = -1;
+  }
+  if constexpr (kUse == Reverse::kPairs) {
+    store_state(state, p.segment_exits + slot_offset(work.segment, p.heads, p.slots_per_row, work.head), 1, kHeadDim, first_column, lane);
+  } else if (p.grad_initial.data && work.segment.first()) {
+    store_state(state, state_of(p.grad_initial, work.segment.sequence, p.heads, work.head), p.grad_initial.k_stride,
+                p.grad_initial.v_stride, first_column, lane);
+  }
+  }
+}
+
+template <Reverse kUse, int kGroups>
+__device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
+  auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
+  const int warp = warp_index(), lane = threadIdx.x & 31;
+  ChainPlace work;
+  if (!OneChain<kGroups>().take(p.tables, p.heads, work)) return;
+  if constexpr (kUse == Reverse::kPairs) {
+    if (work.segment.first()) return;  // nothing precedes it
+  }
+  if (threadIdx.x == 0) smem.barriers.init(kGroups);
+  __syncthreads();
+  if (warp < 4 * kGroups) {
+    ptx::take_registers<232>();
+    run_reverse<kUse, kGroups>(smem, p, OneChain<kGroups>(), warp >> 2, warp & 3, lane);
+  } else {
+    ptx::give_registers<40>();
+    feed_reverse<kGroups>(smem, p, OneChain<kGroups>(), nullptr, threadIdx.x - kWarpgroupThreads * kGroups);
+  }
+}
+
+}  // namespace cake::gdn::sm90

@@ -1,0 +1,14 @@
+#pragma once
+
+#include "cake/gdn/sm90/reverse_chain.cuh"
+
+// segment_gradients_sm90: Y of the segments of long sequences but the first, see reverse_chain.cuh; the gradient of a segment's
+// entry state is M^T that of its exit state plus Y. A sequence's last segment runs from its true exit gradient.
+// reads   q, k, dO, T, P, scalars, gradients of the final states
+// writes  Y into the segment's slot
+extern "C" __global__ void __launch_bounds__(384, 1)
+    segment_gradients_sm90(const __grid_constant__ cake::gdn::ReverseParams p) {
+  using namespace cake::gdn::sm90;
+  cake::gdn::begin_stage();
+  p.warps == 8 ? run_reverse_chain<Reverse::kPairs, 2>(p) : run_reverse_chain<Reverse::kPairs, 1>(p);
+}

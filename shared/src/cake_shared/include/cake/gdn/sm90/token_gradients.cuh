@@ -1,0 +1,252 @@
+// token_gradients_sm90: dq, dk, the gradients of the gates and of beta; persistent CTAs, an item is a chunk and key head.
+//
+//   dP   = scale (dO V'^T) Gamma                       N = -strict_lower(dR V'^T) Gamma,   M = beta N
+//   dQ  += scale gamma (dO S0^T) + dP K                dK += -beta gamma (dR S0^T) + e (V' dS1^T) + (M + M^T) K + dP^T Q
+//   dbeta_i = dR_i . V_i - gamma_i k_i . (dR S0^T)_i + sum_j N_ij (K K^T)_ij            (the first two are dR . X)
+//   E = M (K K^T) + dP (Q K^T), below the diagonal
+//   dg_t = sum_{i >= t > j} E_ij + sum_{i >= t} in_i + sum_{j < t} end_j + gamma_C <dS1, S0>
+//
+// Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers; half 0 makes dP,
+// half 1 makes N and M. A third warpgroup: warp 8 fetches tiles by bulk copy into a ring of 16 KB slots, warp 9 copies rows of dO
+// into the same ring and those of K and Q an item ahead, warps 10 and 11 take turns at the sums over tokens.
+// Every sum has one order, whatever the grid.
+// barriers  slot_full[8], scalars_full[4], rows_full[2]: tiles arrived; *_free: their readers are done
+//           named 1: dP and M written by both halves; matrices_free: their readers are done; named 2, 3: a half is past its rows
+//           sums_full[2] -> finishing warp of that turn -> sums_free[2]
+#pragma once
+
+#include "cake/gdn/sm90/token_gradients_feed.cuh"
+#include "cake/gdn/sm90/token_gradients_math.cuh"
+#include "cake/gdn/sm90/reverse_chain.cuh"
+
+namespace cake::gdn::sm90 {
+
+// One warpgroup's share of all items.
+__device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& p, const Place& at) {
+  const LaneOffsets offsets(at.lane);
+  const uint32_t attention_grad = ptx::shared_address(smem.attention_grad);
+  const uint32_t interaction_grad = ptx::shared_address(smem.interaction_grad);
+  const uint32_t slots = ptx::shared_address(smem.slot[0]);
+
+  uint32_t head = 0;
+#pragma unroll 1
+  for (uint32_t nth = 0;; ++nth) {
+    const int buffer = nth & 1;
+    const uint32_t k_tile = ptx::shared_address(smem.k[buffer]), q_tile = ptx::shared_address(smem.q[buffer]);
+    char* const k_block = smem.k[buffer] + at.half * kBlockBytes;
+    char* const q_block = smem.q[buffer] + at.half * kBlockBytes;
+    const uint32_t k_columns = k_tile + at.half * kBlockBytes, q_columns = q_tile + at.half * kBlockBytes;
+
+    Fragment grad_q, grad_k;
+    ptx::mbarrier_wait(&smem.rows_full[buffer], nth >> 1 & 1);
+    if (smem.rows[buffer].y == 0) break;
+    ptx::wgmma_keep(grad_q);
+    ptx::wgmma_fence();
+    rows_times_rows(grad_q, at.half ? k_tile : q_tile, k_tile);
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(grad_q);
+    Products products;  // Q K^T in half 0, K K^T in half 1
+#pragma unroll
+    for (int i = 0; i < 16; ++i) products[i] = ptx::pack_bf16(grad_q[2 * i], grad_q[2 * i + 1]);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) grad_q[i] = grad_k[i] = 0.f;
+
+#pragma unroll 1
+    for (int member = 0; member < p.heads.group; ++member, ++head) {
+      auto arrived = [&](int tile) {
+        const Slot slot = slot_of(head, tile);
+        ptx::mbarrier_wait(&smem.slot_full[slot.index], slot.parity);
+        return slots + slot.index * kSlotBytes;
+      };
+      auto release = [&](int tile) {
+        if (at.lane == 0) ptx::mbarrier_arrive(&smem.slot_free[slot_of(head, tile).index]);
+      };
+      const int stage = head % kScalarStages;
+      Sums& sums = smem.sums[head & 1];
+      const auto& scalars = smem.scalars[stage];
+      Fragment z, w;
+
+      const uint32_t grad_o = arrived(kGradO), residual_grad = arrived(kResidualGrad), writes = arrived(kWrites);
+      ptx::wgmma_keep(z);
+      ptx::wgmma_fence();
+      rows_times_rows(z, at.half ? residual_grad : grad_o, writes);
+      ptx::wgmma_commit();
+      const uint32_t entry[2] = {arrived(kEntryState), arrived(kEntryState + 1)};
+      ptx::wgmma_keep(w);
+      ptx::wgmma_fence();
+      rows_times_state(w, grad_o, at.half ? entry[1] : entry[0]);
+      ptx::wgmma_commit();
+
+      ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
+      ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
+      if (at.warp == 0 && at.lane == 0) {
+        const int4 rows = smem.rows[buffer];
+        sums.item = make_int4(rows.x, rows.y, rows.z, rows.w * p.heads.group + member);
+      }
+      ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(z);
+      uint32_t terms[8][2];
+      const Rows matrix = make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars, p.scale, at, offsets);
+      if (at.half && at.c == 0) {
+        sums.beta_matrix[at.row] = matrix.x;
+        sums.beta_matrix[at.row + 8] = matrix.y;
+      }
+      ptx::fence_async_shared();
+      ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);
+
+      ptx::wgmma_keep(z);
+      ptx::wgmma_fence();
+      rows_times_state(z, residual_grad, at.half ? entry[1] : entry[0]);
+      ptx::wgmma_commit();
+      sum_crossing(sums.crossing[at.warp], terms, at);
+      dot_values(sums.beta_value[at.half], smem.slot[slot_of(head, kResidualGrad).index] + at.half * kBlockBytes, p.v,
+                 place_of(smem.rows[buffer].x, p.heads.tokens_per_row), smem.rows[buffer].y, smem.rows[buffer].w * p.heads.group + member, at);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(w);
+      release(kGradO);
+      const Rows gamma = of_rows(scalars[kGamma], at.row), beta = of_rows(scalars[kBeta], at.row);
+      const Rows by_query = {__fmul_rn(p.scale, gamma.x), __fmul_rn(p.scale, gamma.y)};
+      const Rows query = add_scaled(grad_q, w, by_query, q_block, at);
+
+      const uint32_t exit[2] = {arrived(kExitGrad), arrived(kExitGrad + 1)};
+      ptx::wgmma_keep(w);
+      ptx::wgmma_fence();
+      rows_times_state(w, writes, at.half ? exit[1] : exit[0]);
+      ptx::wgmma_commit();
+      ptx::wgmma_keep(grad_q);
+      ptx::wgmma_fence();
+      add_square_times_rows<false>(grad_q, attention_grad, k_columns);
+      ptx::wgmma_commit();
+
+      const float states = state_dot(exit, entry, at, offsets);
+      if (at.lane == 0) sums.state_dot[at.warp] = states;
+
+      ptx::wgmma_wait<2>();
+      ptx::wgmma_keep(z);
+      release(kResidualGrad);
+      release(kEntryState);
+      release(kEntryState + 1);
+      const Rows by_key = {-__fmul_rn(beta.x, gamma.x), -__fmul_rn(beta.y, gamma.y)};
+      const Rows key = add_scaled(grad_k, z, by_key, k_block, at);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(w);
+      release(kWrites);
+      release(kExitGrad);
+      release(kExitGrad + 1);
+      const Rows end = of_rows(scalars[kEnd], at.row);
+      const Rows leaving = add_scaled(grad_k, w, end, k_block, at);
+      ptx::wgmma_keep(grad_k);
+      ptx::wgmma_fence();
+      add_square_times_rows<false>(grad_k, interaction_grad, k_columns);
+      add_square_times_rows<true>(grad_k, interaction_grad, k_columns);
+      add_square_times_rows<true>(grad_k, attention_grad, q_columns);
+      ptx::wgmma_commit();
+
+      if (at.c == 0) {
+        const int half = at.half, row = at.row;
+        sums.entering[half][row] = __fadd_rn(__fmul_rn(by_query.x, query.x), __fmul_rn(by_key.x, key.x));
+        sums.entering[half][row + 8] = __fadd_rn(__fmul_rn(by_query.y, query.y), __fmul_rn(by_key.y, key.y));
+        sums.leaving[half][row] = __fmul_rn(end.x, leaving.x);
+        sums.leaving[half][row + 8] = __fmul_rn(end.y, leaving.y);
+        sums.key_residual[half][row] = __fmul_rn(gamma.x, key.x);
+        sums.key_residual[half][row + 8] = __fmul_rn(gamma.y, key.y);
+      }
+      __syncwarp();
+      if (at.lane == 0) {
+        ptx::mbarrier_arrive(&smem.scalars_free[stage]);
+        ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
+      }
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(grad_q);
+      ptx::wgmma_keep(grad_k);
+      if (at.lane == 0) ptx::mbarrier_arrive(&smem.matrices_free);
+    }
+
+    const TokenPlace first = place_of(smem.rows[buffer].x, p.heads.tokens_per_row);
+    const int tokens = smem.rows[buffer].y, key_head = smem.rows[buffer].w;
+    if (p.q_reciprocal) {
+      const int64_t first_row = (int64_t{first.row} * p.heads.tokens_per_row + first.token) * p.heads.key_heads + key_head;
+      ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);  // the item before has read its dots
+      leave_normal_dots(smem.normal_dots[0], grad_q, q_block, at);
+      leave_normal_dots(smem.normal_dots[1], grad_k, k_block, at);
+      ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);
+      through_normalisation(grad_q, q_block, smem.normal_dots[0], p.q_reciprocal, first_row, p.heads.key_heads, tokens, at);
+      through_normalisation(grad_k, k_block, smem.normal_dots[1], p.k_reciprocal, first_row, p.heads.key_heads, tokens, at);
+    }
+    ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);  // all four warps are past this half's columns of K and Q, which carry dK and dQ out
+    store_gradient(grad_q, q_block, p.grad_q, first, tokens, key_head, at, offsets);
+    store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
+    __syncwarp();
+    if (at.lane == 0) ptx::mbarrier_arrive(&smem.rows_free[buffer]);
+  }
+  for (int i = 0; i < 2; ++i, ++head) {  // no more for both finishing warps
+    ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
+    if (at.warp == 0 && at.lane == 0) smem.sums[head & 1].item = make_int4(0, 0, 0, 0);
+    __syncwarp();
+    if (at.lane == 0) ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
+  }
+}
+
+// The token CTAs of a team.
+__device__ __forceinline__ void run_items(const GradientsParams& p, uint32_t cta) {
+  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+  static_assert(sizeof(Smem) <= kTokenGradientsSm90SmemBytes && kThreads == kTokenGradientsSm90Threads);
+  const int warp = warp_index(), lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) init_barriers(smem);
+  __syncthreads();
+  if (warp < kConsumerWarps) {
+    ptx::take_registers<232>();
+    consume(smem, p.tokens, {warp, lane, warp >> 2, warp & 3, 16 * (warp & 3) + (lane >> 2), lane & 3});
+  } else {
+    ptx::give_registers<40>();
+    const uint32_t team = cta / p.token_ctas;
+    const PackTables& tables = p.tokens.tables;
+    const Items items{TeamWork(tables, p.tokens.heads, team, p.teams), tables.segments, static_cast<int>(cta - team * p.token_ctas),
+                      p.token_ctas};
+    if (warp == kConsumerWarps) {
+      if (lane == 0) feed_tiles(smem, p.tokens, p.arrivals, items);
+    } else if (warp == kConsumerWarps + 1) {
+      feed_rows(smem, p.tokens, items, lane);
+    } else {
+      finish_heads(smem, p.tokens, warp - kConsumerWarps - 2, lane);
+    }
+  }
+}
+
+// The chain CTAs of a team: value heads in order, each in one CTA or in two that own 64 value columns.
+template <int kGroups>
+__device__ __forceinline__ void run_chains(const GradientsParams& p) {
+  auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
+  const int warp = warp_index(), lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) smem.barriers.init(kGroups);
+  __syncthreads();
+  const uint32_t team = blockIdx.x / p.chain_ctas;
+  const int cta = static_cast<int>(blockIdx.x - team * p.chain_ctas);
+  constexpr int kSlices = 2 / kGroups;
+  const TeamChains chains{TeamWork(p.chain.tables, p.chain.heads, team, p.teams), cta / kSlices, cta % kSlices * 64};
+  if (warp < 4 * kGroups) {
+    ptx::take_registers<232>();
+    run_reverse<Reverse::kGradients, kGroups>(smem, p.chain, chains, warp >> 2, warp & 3, lane);
+  } else if (warp < 4 * kGroups + kFeedingWarps) {
+    ptx::give_registers<40>();
+    feed_reverse<kGroups>(smem, p.chain, chains, p.arrivals, threadIdx.x - kWarpgroupThreads * kGroups);
+  }
+}
+
+}  // namespace cake::gdn::sm90
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+    token_gradients_sm90(const __grid_constant__ cake::gdn::GradientsParams p) {
+  using namespace cake::gdn::sm90;
+  cake::gdn::begin_stage();
+  const uint32_t chain_ctas = p.teams * p.chain_ctas;
+  if (blockIdx.x >= chain_ctas) {
+    run_items(p, blockIdx.x - chain_ctas);
+  } else if (p.chain.warps == 8) {
+    run_chains<2>(p);
+  } else {
+    run_chains<1>(p);
+  }
+}

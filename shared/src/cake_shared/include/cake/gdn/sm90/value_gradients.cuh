@@ -1,0 +1,13 @@
+#pragma once
+
+#include "cake/gdn/sm90/reverse_chain.cuh"
+
+// value_gradients_sm90: dv and the gradients of the initial states, see reverse_chain.cuh.
+// reads   q, k, dO, T, P, scalars, gradients of the final states and of the exit states of segments
+// writes  dv of every token of a sequence, dS0 of sequences that have tokens; dR and dS1 of every chunk as BF16 tiles
+extern "C" __global__ void __launch_bounds__(384, 1)
+    value_gradients_sm90(const __grid_constant__ cake::gdn::ReverseParams p) {
+  using namespace cake::gdn::sm90;
+  cake::gdn::begin_stage();
+  p.warps == 8 ? run_reverse_chain<Reverse::kGradients, 2>(p) : run_reverse_chain<Reverse::kGradients, 1>(p);
+}

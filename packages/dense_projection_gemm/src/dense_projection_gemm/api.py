@@ -5,9 +5,9 @@ autocast too. Widths of results are multiples of 8. Operands of `dense_projectio
 stride on one axis, other strides that are multiples of 8 elements and a start on 16 bytes; the other functions copy an
 operand that breaks this rule (a misaligned slice, an expanded gradient) and read any other where it lies.
 `deterministic=True`, the default, hands the call over to `dense_projection_det_gemm` and promises its bits;
-`deterministic=False` promises accuracy alone, and on the CPU runs the same program. `backend` is None (by the tensors'
-device), "cpu" or "cuda"; nothing falls back. Errors: `TypeError` and `ValueError` name the argument, what it got and
-what it takes; `UnsupportedArchError` names what the device lacks.
+`deterministic=False` promises accuracy alone, and runs the same program wherever no other was measured to be faster.
+`backend` is None (by the tensors' device), "cpu" or "cuda"; nothing falls back. Errors: `TypeError` and `ValueError`
+name the argument, what it got and what it takes; `UnsupportedArchError` names what the device lacks.
 """
 
 from cake_shared.gemm.check import check_flag
@@ -134,8 +134,8 @@ def router_forward(x, w, *, deterministic=True, backend=None):
 
     Operands are split into BF16 terms, `x = x1 + x2 + x3`, and six products of terms are added in a fixed order (three
     for BF16 x). Rows are first scaled by exact powers of two, so that values near the largest FP32 number and
-    subnormal ones keep their digits; a row with inf, NaN or values more than 99 binades apart is computed without
-    splitting, chosen by that row alone. The error is no larger than that of a plain FP32 product.
+    subnormal ones keep their digits; what no scale saves (inf, NaN, values too far apart) is computed in float64
+    without splitting, chosen by its own row and column alone. The error is no larger than that of a plain FP32 product.
 
     Parameters
     ----------

@@ -9,7 +9,6 @@ import datetime
 import hashlib
 import json
 import platform
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +25,7 @@ from cake_shared.program import programs_of
 from cake_shared.target import target_of
 from cake_shared.testing.bits import bits_of, same_bits
 from cake_shared.testing.gemm_cuda import RAGGED, GemmCase, fp32_limit, layout_cases, normal
+from cake_shared.testing.sanitizer import sanitize
 from dense_projection_det_gemm import cuda
 
 PACKAGE = "dense_projection_det_gemm"
@@ -33,7 +33,6 @@ BF16, FP32 = torch.bfloat16, torch.float32
 REPEATS = 20
 BF16_LIMIT = 2.5e-3
 ROUTER_LIMIT = 3e-7
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def gemm_cases():
@@ -126,28 +125,6 @@ def launch_for_the_sanitizer():
     torch.cuda.synchronize()
 
 
-def sanitize():
-    """What each tool says in its last line, and whether that is nothing; tools that are missing are named."""
-    said, clean = {}, True
-    for tool in TOOLS:
-        command = ["compute-sanitizer", "--tool", tool, sys.executable, __file__, "--launch"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-        except FileNotFoundError:
-            said[tool] = "not run: compute-sanitizer is not on PATH"
-            continue
-        except subprocess.TimeoutExpired:
-            said[tool] = "not run to its end within 100 s"
-            continue
-        lines = re.findall(r"SUMMARY: (.*)", done.stdout + done.stderr)
-        said[tool] = lines[-1].strip() if lines else f"no summary, exit status {done.returncode}"
-        fault = done.returncode or not re.search(r": 0 (errors|hazards)| 0 hazards| 0 errors", " " + said[tool])
-        if fault:
-            clean = False
-            print(f"{tool}:\n{(done.stdout + done.stderr)[-4000:]}", file=sys.stderr)
-    return said, clean
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gemm_h200.json")
@@ -194,7 +171,7 @@ def main() -> int:
     }
     clean = True
     if options.sanitize:
-        result["compute_sanitizer"], clean = sanitize()
+        result["compute_sanitizer"], clean = sanitize(Path(__file__))
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: value for name, value in result.items() if name not in ("sha256", "errors")}, indent=1))

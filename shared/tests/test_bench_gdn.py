@@ -127,7 +127,8 @@ def test_a_digest_compares_what_both_processes_have():
     case = found[KEY]
     assert case["ratio_to_ours"] == pytest.approx({"ours": 1.0, SAME_ARM: 1.0, "fast": 0.5, "slow": 2.0})
     assert case["verdict"] == {"fast": "ours is slower", "slow": "ours is faster"}
-    assert case["samples"] == 10
+    assert (case["samples"], case["orders"]) == (10, 2)
+    assert digest([{}, samples(ours=1.0, fast=0.5)], "ours")[KEY]["orders"] == 1
     assert "lost" not in case["median_ms"]
 
 
@@ -176,7 +177,7 @@ def options(*words):
 
 def test_options_choose_cases():
     bench = GdnBench("package", Path("/a/b/c/d/bench_gpu.py"), list)
-    assert len(bench.cases(options())) == len(GDN) * (3 * 3 + 3 * 2)
+    assert len(bench.cases(options())) == len(GDN) * (3 * 2 + 2 + 3 * 2)
     chosen = bench.cases(options("--workloads", "4 x 4096, 8/16; 1/3", "--betas", "BF16", "--launches", "graph"))
     assert {case.key for case in chosen if case.operation == "fwd"} == {
         "4 x 4096, 8/16 | BF16 | fwd | graph",

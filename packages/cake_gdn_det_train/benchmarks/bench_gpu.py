@@ -23,7 +23,8 @@ def arms() -> list[GdnArm]:
     found = [GdnArm("ours", chunk_gated_delta_rule, torch.int32, cake_gdn_det_train.__version__)]
     import cake_gdn_train
 
-    twin = GdnArm("cake_gdn_train", cake_gdn_train.chunk_gated_delta_rule, torch.int32, cake_gdn_train.__version__)
+    rule, version = cake_gdn_train.chunk_gated_delta_rule, cake_gdn_train.__version__
+    twin = GdnArm("cake_gdn_train", rule, torch.int32, version, sparing=True)
     try:
         x = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16, device="cuda")
         twin.rule(x, x, x, *(torch.zeros(1, 1, 1, device="cuda") for _ in range(2)))

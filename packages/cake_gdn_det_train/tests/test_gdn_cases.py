@@ -90,15 +90,23 @@ def test_U01_gate_gradient_under_strong_decay(place):
 
 @sizes("tokens", gpu=[256, 70], emulated=[70])
 def test_U01_gate_parameters_under_strong_decay(place, tokens):
+    """dA_log and ddt_bias head by head, over the norm of the tokens' terms: the sum may be far smaller than they are."""
     heads, values = (1, 2) if place.small else (4, 8)
     case = base(tokens, heads, values)
     strength = torch.arange(1, values + 1) * (16.0 / values)
+    raw = torch.randn(case.g.shape, generator=generator(3))
     options = {"use_gate_in_kernel": True, "A_log": strength.log(), "dt_bias": torch.ones(values)}
-    case = case.with_(g=torch.randn(case.g.shape, generator=generator(3)), options=options)
-    results, expected = place.run(case), reference(case)
-    for name in ("dA_log", "ddt_bias"):
-        for head in range(values):
-            assert_near(results[name][head : head + 1], expected[name][head : head + 1], 2e-2, f"{name}[{head}]")
+    results, expected = place.run(case.with_(g=raw, options=options)), reference(case.with_(g=raw, options=options))
+    z = raw.double() + 1.0
+    dg = reference(case.with_(g=-strength * torch.nn.functional.softplus(z)))["dg"]
+    terms = {
+        "dA_log": dg * strength * torch.nn.functional.softplus(z),
+        "ddt_bias": dg * strength * torch.sigmoid(z),
+    }
+    for name, summands in terms.items():
+        scale = summands.norm(dim=(0, 1))
+        error = (results[name].double() - expected[name]).abs()
+        assert bool((error <= 1e-2 * scale).all()), f"{name}: {error / scale}"
 
 
 def test_U02_tiny_decay_gives_no_nan(place):
@@ -134,7 +142,7 @@ def one_key(tokens, beta, gate, period=None):
 def test_U05_identical_keys_have_a_tame_inverse(place, tokens, gate, beta, period):
     """o follows the scalar recurrence of the only live row, u = exp(g) (1 - beta) u + beta v, and not worse with T.
 
-    With beta below 1 what is written is a small difference of large ones, so the late tokens alone have a wider limit.
+    With beta just below 1 what is written is a small difference of large ones: its limit is wider.
     """
     case = one_key(tokens, beta, gate, period)
     results = place.run(case, output_final_state=False)
@@ -145,8 +153,9 @@ def test_U05_identical_keys_have_a_tame_inverse(place, tokens, gate, beta, perio
         u = decay * u + v[:, t]
         right[:, t] = u
     right *= case.scale * case.q[..., 5].double()[..., None]
-    assert_near(results["o"], right, 5e-2, "o")
-    assert_near(results["o"][:, -64:], right[:, -64:], 5e-2 if beta == 1.0 else 8e-2, "the last tokens of o")
+    limit = 5e-2 if beta == 1.0 else 8e-2
+    assert_near(results["o"], right, limit, "o")
+    assert_near(results["o"][:, -64:], right[:, -64:], limit, "the last tokens of o")
     for name in ("dq", "dk", "dv", "dg", "dbeta"):
         assert bool(torch.isfinite(results[name]).all()), name
 

@@ -23,15 +23,15 @@ class GdnArm:
         Of the `cu_seqlens` it takes.
     version : str
         Of its distribution.
-    keyed_on_offsets : bool
-        Whether it keeps tables keyed on the identity of the `cu_seqlens` tensor.
+    sparing : bool
+        Time it in graph replay with FP32 beta only: enough for a twin of the same programs.
     """
 
     name: str
     rule: Callable
     offsets_dtype: torch.dtype = torch.int64
     version: str = ""
-    keyed_on_offsets: bool = False
+    sparing: bool = False
 
 
 def fla() -> GdnArm:
@@ -46,7 +46,7 @@ def fla() -> GdnArm:
             cu_seqlens=cu_seqlens,
         )  # fmt: skip
 
-    return GdnArm("FLA", rule, torch.int64, version_of("fla-core"), True)
+    return GdnArm("FLA", rule, torch.int64, version_of("fla-core"))
 
 
 def flash_qla() -> GdnArm:
@@ -59,7 +59,7 @@ def flash_qla() -> GdnArm:
             cu_seqlens=cu_seqlens,
         )  # fmt: skip
 
-    return GdnArm("FlashQLA", rule, torch.int32, version_of("flash-qla"), True)
+    return GdnArm("FlashQLA", rule, torch.int32, version_of("flash-qla"))
 
 
 PEERS = {"FLA": fla, "FlashQLA": flash_qla}

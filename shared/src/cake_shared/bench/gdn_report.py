@@ -41,7 +41,7 @@ def floor_ms(workload: GdnWorkload, operation: str) -> float:
 def digest(runs: Sequence[dict[str, dict]], ours: str) -> dict[str, dict]:
     """By case key: medians, quartiles, ratios to ours, the spread of ours against itself, verdicts, walls, samples."""
     found = {}
-    for key in runs[0]:
+    for key in dict.fromkeys(key for run in runs for key in run):
         taken = [run[key] for run in runs if key in run]
         arms = set.intersection(*(set(run["events"]) for run in taken))
         result = compare(ours, [{name: run["events"][name] for name in run["events"] if name in arms} for run in taken])
@@ -53,6 +53,7 @@ def digest(runs: Sequence[dict[str, dict]], ours: str) -> dict[str, dict]:
             "same_arm_spread": round(result.same_arm_spread, 5),
             "verdict": result.verdict,
             "samples": len(merged[ours]),
+            "orders": len(taken),
         }
         if "walls" in taken[0]:
             walls = compare(ours, [{n: run["walls"][n] for n in run["walls"] if n in arms} for run in taken])

@@ -113,7 +113,7 @@ def test_every_order_of_completion(emulated, architecture):
         compute(package, architecture, (2, 40, 520, 700), ("m", "n"), FP32, pieces=3)
 
 
-@pytest.mark.parametrize("stage", ["flat_out", "wide_out", "middle_out"])
+@pytest.mark.parametrize("stage", ["slim_out", "wide_out", "middle_out"])
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_cut_contraction(emulated, architecture, stage):
     """Pieces give the same bits whatever the multiprocessors, accumulate after their sum, and are rounded once."""
@@ -184,7 +184,7 @@ def test_halved_units(emulated, layout):
     """The same bits as whole ones, in every layout, beside whole ones and ragged."""
     package = emulated("sm_90a")
     size = (2, 300, 456, 200)
-    for dtype, stage, package.options in zip(LIMIT, ("wide_out", "shallow_out"), ORDERS[1:]):
+    for dtype, stage, package.options in zip(LIMIT, ("wide_out", "wide_out"), ORDERS[1:]):
         whole, _ = compute(package, "sm_90a", size, layout, dtype, stage=stage)
         halved, plan = compute(package, "sm_90a", size, layout, dtype, stage=stage, whole=3, halved=True)
         assert plan.cut.halved

@@ -45,20 +45,17 @@ class Tile:
     halves: bool = False
 
 
-PORTABLE = Tile(7, 128, 128, 264, 900.0, 1000.0)
+PORTABLE = Tile(6, 128, 128, 264, 900.0, 1000.0)
 NATIVE = {
     "wide_out": Tile(0, 256, 256, 66, 660.0, 1200.0, True),
-    "broad_out": Tile(6, 256, 192, 66, 510.0, 1000.0),
+    "broad_out": Tile(5, 256, 192, 66, 510.0, 1000.0),
     "middle_out": Tile(1, 256, 128, 66, 340.0, 700.0),
     "narrow_out": Tile(2, 256, 64, 66, 330.0, 500.0),
-    "flat_out": Tile(3, 64, 512, 66, 1000.0, 700.0),
     "slim_out": Tile(4, 64, 256, 66, 500.0, 500.0),
-    "shallow_out": Tile(5, 256, 256, 66, 660.0, 1000.0, True),
 }
 
 MIN_PIECE_BLOCKS = 8
 MAX_PIECES = 32
-SHALLOW_BLOCKS = 2  # up to here results are written faster than operands are read
 GROUP_ROWS = 8  # units along m that are visited before the columns advance
 SUM_NS = 3000.0  # a launch, and filling and draining the device once more
 PARTIAL_BYTES_PER_NS = 3500.0
@@ -171,7 +168,7 @@ def best_stage(batch: int, m: int, n: int, blocks: int, may_cut_k: bool) -> str:
         units = units_of(tile, batch, m, n)
         return cost_ns(tile, units, blocks, best_cut(tile, units, blocks, may_cut_k))
 
-    return min((stage for stage in NATIVE if blocks <= SHALLOW_BLOCKS or stage != "shallow_out"), key=ns)
+    return min(NATIVE, key=ns)
 
 
 @lru_cache(maxsize=1024)

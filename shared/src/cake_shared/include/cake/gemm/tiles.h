@@ -15,7 +15,6 @@ namespace cake::gemm {
 inline constexpr int kBlockK = 64;        // elements of the contraction in a stage: rows of 128 bytes
 inline constexpr int kStoreRows = 64;     // rows of a block of the epilogue
 inline constexpr int kStoreRowBytes = 128;
-inline constexpr int kWarpRows = 16;      // of them: a warp's, which it stores by itself
 
 enum class TileKind : int32_t {
   kWide = 0,    // 128 x 256
@@ -23,14 +22,13 @@ enum class TileKind : int32_t {
   kNarrow = 2,  // 128 x 64
   kFlat = 3,    // 64 x 256
   kSlim = 4,    // 64 x 128
-  kShallow = 5, // 128 x 256, for contractions of one or two stages: more room for results on their way out
-  kBroad = 6,   // 128 x 192
+  kBroad = 5,   // 128 x 192
 };
 
 struct TileShape {
   int m, n;
   int stages;
-  int store_buffers;  // blocks of a warp's results in shared memory
+  int store_buffers;  // blocks of a warpgroup's results in shared memory
   bool pair_along_m;  // the cluster's CTAs have neighbouring rows and share B; else neighbouring columns, and share A
 };
 
@@ -41,7 +39,6 @@ CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
     case TileKind::kNarrow: return {128, 64, 8, 2, true};
     case TileKind::kFlat: return {64, 256, 4, 2, false};
     case TileKind::kSlim: return {64, 128, 8, 2, false};
-    case TileKind::kShallow: return {128, 256, 2, 8, true};
     default: return {128, 192, 4, 4, true};
   }
 }

@@ -49,7 +49,7 @@ inline Operand make_operand(const char* name, const TensorView& x, int rows, int
 }
 
 inline host::TensorMap make_output_map(const void* data, bool is_fp32, int64_t batches, int64_t m, int64_t n, uint64_t row_bytes,
-                                       uint64_t batch_bytes, int box_rows = kStoreRows) {
+                                       uint64_t batch_bytes) {
   host::TensorBox<3> what{};
   what.address = data;
   what.extents[0] = static_cast<uint64_t>(n);
@@ -58,7 +58,7 @@ inline host::TensorMap make_output_map(const void* data, bool is_fp32, int64_t b
   what.strides_bytes[0] = row_bytes;
   what.strides_bytes[1] = batch_bytes;
   what.box[0] = kStoreRowBytes / (is_fp32 ? 4 : 2);
-  what.box[1] = static_cast<uint32_t>(box_rows);
+  what.box[1] = kStoreRows;
   what.box[2] = 1;
   what.type = is_fp32 ? host::MapType::kFloat32 : host::MapType::kBFloat16;
   return host::encode_tensor_map("out", what);
@@ -69,11 +69,12 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
     case TileKind::kWide: return CAKE_KERNEL_REF(gemm_wide_sm90);
     case TileKind::kMiddle: return CAKE_KERNEL_REF(gemm_middle_sm90);
     case TileKind::kNarrow: return CAKE_KERNEL_REF(gemm_narrow_sm90);
-    case TileKind::kFlat: return CAKE_KERNEL_REF(gemm_flat_sm90);
     case TileKind::kSlim: return CAKE_KERNEL_REF(gemm_slim_sm90);
-    case TileKind::kShallow: return CAKE_KERNEL_REF(gemm_shallow_sm90);
-    default: return CAKE_KERNEL_REF(gemm_broad_sm90);
+    case TileKind::kBroad: return CAKE_KERNEL_REF(gemm_broad_sm90);
+    default: break;
   }
+  TVM_FFI_THROW(ValueError) << "program: expected one of this package, got " << static_cast<int32_t>(kind);
+  return {};
 }
 
 inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorView& b, const TensorView& out,
@@ -103,12 +104,12 @@ inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorVie
     const uint64_t element_bytes = call.output.is_fp32 ? 4 : 2;
     params.out = make_output_map(call.output.data, call.output.is_fp32, call.batches, call.m, call.n,
                                  static_cast<uint64_t>(call.output.row_stride) * element_bytes,
-                                 static_cast<uint64_t>(call.output.batch_stride) * element_bytes, kWarpRows);
+                                 static_cast<uint64_t>(call.output.batch_stride) * element_bytes);
   }
   if (call.slots > 0) {
     const uint64_t row_bytes = static_cast<uint64_t>(call.tiling.unit_columns) * 4;
     params.partials = make_output_map(call.partials, true, call.slots, call.tiling.unit_rows, call.tiling.unit_columns, row_bytes,
-                                      row_bytes * static_cast<uint64_t>(call.tiling.unit_rows), kWarpRows);
+                                      row_bytes * static_cast<uint64_t>(call.tiling.unit_rows));
   }
   host::LaunchConfig config{};
   const int32_t clusters = choices.multiprocessors / kCtasPerCluster;

@@ -1,6 +1,6 @@
-// From accumulators to memory: a warp's 16 rows in blocks of 128 bytes of columns, a few of them in shared memory at a
-// time, stored by tensor copies; no warp waits for another. The masks are the copies' own; rows that are no multiple of 16 bytes
-// are stored by threads, because a copy writes whole 16 bytes.
+// From accumulators to memory: a consumer's 64 rows in blocks of 128 bytes of columns, a few of them in shared memory at a
+// time, stored by tensor copies. The masks are the copies' own; rows that are no multiple of 16 bytes are stored by threads,
+// because a copy writes whole 16 bytes.
 #pragma once
 
 #include "cake/gemm/params.h"
@@ -21,7 +21,7 @@ struct StoreRing {
 using StoreBlocks = StoreRing<kStoreBuffers>;
 
 __device__ __forceinline__ void finish_stores() {
-  if (threadIdx.x % 32 == 0) ptx::bulk_wait<0>();
+  if (threadIdx.x % 128 == 0) ptx::bulk_wait<0>();
 }
 
 // Block `kBlock` of the accumulators, 32 columns FP32 or 64 columns BF16, into its swizzled rows.
@@ -53,10 +53,10 @@ __device__ __forceinline__ void write_block(const float (&acc)[kCount], char* bu
   }
 }
 
-// A block of a warp's rows by its lanes, element by element.
+// A block by the threads of the consumer, element by element.
 __device__ __forceinline__ void copy_block(const char* buffer, const NativeParams& p, int row, int column, int batch) {
   const int columns = p.output.is_fp32 ? 32 : 64;
-  for (int i = threadIdx.x % 32; i < kWarpRows * columns; i += 32) {
+  for (int i = threadIdx.x % 128; i < kStoreRows * columns; i += 128) {
     const int r = i / columns, c = i % columns;
     if (row + r >= p.m || column + c >= p.n) continue;
     const int64_t to = batch * p.output.batch_stride + (row + r) * p.output.row_stride + column + c;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void add_previous(float (&acc)[kCount], const NativeP
   }
 }
 
-// Where a warp's 16 rows go: the result, or a slot of the partial sums.
+// Where a consumer's 64 rows go: the result, or a slot of the partial sums.
 struct Place {
   const host::TensorMap* map;
   int row, column, matrix;  // in the map
@@ -97,51 +97,50 @@ struct Place {
   bool direct;
 };
 
-// `stored` counts the blocks of this warp, each a group of copies.
+// `stored` counts the blocks of this consumer, each a group of copies.
 template <int kBlock, int kBlocks, int kBuffers, int kCount>
 __device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreRing<kBuffers>& blocks, uint32_t& stored,
-                                             const NativeParams& p, const Place& to, bool is_fp32) {
+                                             const NativeParams& p, const Place& to, bool is_fp32, int consumer) {
   if constexpr (kBlock < kBlocks) {
     const int first = kBlock * (is_fp32 ? 32 : 64);
     if (first >= to.columns) return;
     char* const buffer = blocks.buffer[stored++ % kBuffers];
-    char* const own = buffer + threadIdx.x % 128 / 32 * (kWarpRows * kStoreRowBytes);
-    const bool elected = threadIdx.x % 32 == 0;
+    const bool elected = threadIdx.x % 128 == 0;
     if (elected) ptx::bulk_wait_read<kBuffers - 1>();
-    __syncwarp();
+    ptx::named_barrier_sync(1 + consumer, 128);
     write_block<kBlock>(acc, buffer, is_fp32);
     ptx::fence_async_shared();
-    __syncwarp();
+    ptx::named_barrier_sync(1 + consumer, 128);
     if (to.direct) {
-      copy_block(own, p, to.row, to.column + first, to.matrix);
+      copy_block(buffer, p, to.row, to.column + first, to.matrix);
     } else if (elected) {
       const int32_t coordinates[3] = {to.column + first, to.row, to.matrix};
-      ptx::tensor_store(to.map, coordinates, own);
+      ptx::tensor_store(to.map, coordinates, buffer);
       ptx::bulk_commit();
     }
-    store_blocks<kBlock + 1, kBlocks>(acc, blocks, stored, p, to, is_fp32);
+    store_blocks<kBlock + 1, kBlocks>(acc, blocks, stored, p, to, is_fp32, consumer);
   }
 }
 
 // The consumer's 64 rows by kCount * 2 columns, which begin at this row and column of the unit.
 template <int kBuffers, int kCount>
 __device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreRing<kBuffers>& blocks, uint32_t& stored,
-                                           const NativeParams& p, const Unit& unit, int row_in_unit, int column_in_unit) {
-  const int first_row = unit.row_unit * p.tiling.unit_rows + row_in_unit;
-  const int row_of_warp = threadIdx.x % 128 / 32 * kWarpRows, row = first_row + row_of_warp;
+                                           const NativeParams& p, const Unit& unit, int row_in_unit, int column_in_unit,
+                                           int consumer) {
+  const int row = unit.row_unit * p.tiling.unit_rows + row_in_unit;
   const int column = unit.column_unit * p.tiling.unit_columns + column_in_unit;
   if (row >= p.m || column >= p.n) return;
   if (unit.slot != kWhole) {
-    const Place to{&p.partials, row_in_unit + row_of_warp, column_in_unit, unit.slot, p.n - column, false};
-    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true);
+    const Place to{&p.partials, row_in_unit, column_in_unit, unit.slot, p.n - column, false};
+    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true, consumer);
     return;
   }
-  if (p.output.accumulate) add_previous(acc, p, first_row, column, unit.batch);
+  if (p.output.accumulate) add_previous(acc, p, row, column, unit.batch);
   const Place to{&p.out, row, column, unit.batch, p.n - column, p.output.direct != 0};
   if (p.output.is_fp32) {
-    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true);
+    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true, consumer);
   } else {
-    store_blocks<0, kCount / 32>(acc, blocks, stored, p, to, false);
+    store_blocks<0, kCount / 32>(acc, blocks, stored, p, to, false, consumer);
   }
 }
 

@@ -47,5 +47,5 @@ if step golden; then
   python3 -m cake_shared.testing.gdn_golden cake_gdn_det_train "$out/golden.json"
 fi
 if step check; then python3 $here/accuracy.py --commit "$commit" --out "$out/accuracy-h200.json"; fi
-if step sanitize; then python3 $here/sanitize.py --commit "$commit" --out "$out/sanitizer_h200.json"; fi
+if step sanitize; then python3 $here/sanitize.py --commit "$commit" --out "$out/sanitizer_h200.json" ${SANITIZE:-}; fi
 if step time; then python3 $here/bench_gpu.py --commit "$commit" --out "$out/h200.json" ${BENCH:-}; fi

@@ -140,7 +140,13 @@ def test_tables_mark_what_is_slower_or_no_different():
     assert time_table(found, [SMALL], "BF16", "graph", "ours", True) is None
     rows = {row[1]: row[2:4] for row in summary_table(found, "ours").rows}
     assert rows == {"fast": ["0.50", "1 of 1"], "slow": ["2.00", "0 of 1"], "equal": ["1.00", "1 of 1"]}
-    assert plotted(found) == {"small, 1/2 | fwd": {"ratio_to_ours": found[KEY]["ratio_to_ours"]}}
+
+
+def test_the_plot_has_a_field_for_every_workload_operation_and_peer():
+    grid = plotted(digest([samples(ours=1.0, FLA=2.0, cake_gdn_train=1.0)] * 2, "ours"), [SMALL], "ours")
+    assert grid["rows"] == ["small, 1/2"]
+    assert grid["columns"][0] == "graph\nfwd\nFLA"
+    assert grid["values"] == [[pytest.approx(2.0), None, None, None, None, None]]
 
 
 def test_memory_names_arms_that_failed_and_marks_what_is_larger():

@@ -162,7 +162,7 @@ class GdnBench:
                 "cases": found,
                 "checks": session.checks,
                 "memory_bytes": session.memory_bytes,
-                "times": plotted(found),
+                "grid": plotted(found, list(dict.fromkeys(case.workload for case in cases)), arms[0].name),
                 **data,
                 "failures": failures,
             }

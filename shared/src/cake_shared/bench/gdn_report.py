@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from cake_shared.bench.gdn_gpu import LAUNCHES, OPERATIONS, title
+from cake_shared.bench.gdn_peers import PEERS
 from cake_shared.bench.gdn_session import DETERMINISTIC
 from cake_shared.bench.gpu import geometric_mean
 from cake_shared.bench.result import Table
@@ -176,13 +177,18 @@ def check_table(checks: dict[str, dict]) -> Table:
     return Table("Errors of the timed calls", ["arm", *names], rows, note)
 
 
-def plotted(cases: dict[str, dict]) -> dict[str, dict]:
-    """What the plot of a result shows: graph replay with FP32 beta, forward and forward+backward."""
-    wanted = ("| FP32 | fwd | graph", "| FP32 | fwd+bwd | graph")
-    picked = {key: c for key, c in cases.items() if key.endswith(wanted)}
+def plotted(cases: dict[str, dict], workloads: Sequence[GdnWorkload], ours: str) -> dict:
+    """What the plot of a result shows: peers' times over ours with FP32 beta, graph replay and eager."""
+    peers = [name for name in peers_of(cases, ours) if name in PEERS]
+    columns = [(launch, op, peer) for launch in ("graph", "eager") for op in OPERATIONS for peer in peers]
+
+    def ratio(workload, launch, operation, peer):
+        case = cases.get(f"{title(workload)} | FP32 | {operation} | {launch}", {})
+        return case.get("ratio_to_ours", {}).get(peer)
+
     return {
-        key.replace(" | FP32", "").replace(" | graph", ""): {
-            "ratio_to_ours": {n: r for n, r in case["ratio_to_ours"].items() if n != DETERMINISTIC}
-        }
-        for key, case in picked.items()
+        "rows": [title(workload) for workload in workloads],
+        "columns": [f"{launch}\n{operation}\n{peer}" for launch, operation, peer in columns],
+        "values": [[ratio(workload, *column) for column in columns] for workload in workloads],
+        "label": "peer's time over ours, FP32 beta",
     }

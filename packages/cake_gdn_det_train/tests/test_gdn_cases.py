@@ -90,7 +90,7 @@ def test_U01_gate_gradient_under_strong_decay(place):
 
 @sizes("tokens", gpu=[256, 70], emulated=[70])
 def test_U01_gate_parameters_under_strong_decay(place, tokens):
-    """dA_log and ddt_bias head by head, over the norm of the tokens' terms: the sum may be far smaller than they are."""
+    """dA_log and ddt_bias head by head, over the norm of the tokens' terms: their sum may be far smaller."""
     heads, values = (1, 2) if place.small else (4, 8)
     case = base(tokens, heads, values)
     strength = torch.arange(1, values + 1) * (16.0 / values)

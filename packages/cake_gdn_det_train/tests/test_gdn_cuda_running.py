@@ -1,9 +1,11 @@
 """What a long run sees on a GPU: no compilation, no driver allocation, no wait for the device after warm-up."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +13,18 @@ from torch.utils.checkpoint import checkpoint
 
 from cake_gdn_det_train import chunk_gated_delta_rule, cuda
 from cake_shared import jit
+from cake_shared.bench.gdn_gpu import make_tensors, peak_bytes, title
+from cake_shared.bench.gdn_peers import GdnArm
 from cake_shared.jit.settings import cache_directory
 from cake_shared.target import target_of
 from cake_shared.testing.gdn_cuda import moved
 from cake_shared.testing.gdn_inputs import base, packed
 from cake_shared.testing.gdn_run import run
+from cake_shared.workloads import GDN
 
 pytestmark = pytest.mark.gpu
+
+RESULT = Path(__file__).parents[1] / "benchmarks" / "results" / "h200.json"
 
 FIFTY_PACKS = """
 import torch
@@ -97,6 +104,15 @@ def test_nothing_waits_for_the_device():
     finally:
         torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
+
+
+@pytest.mark.skipif(not RESULT.exists(), reason="no result file of the bench")
+@pytest.mark.parametrize("workload", GDN, ids=lambda w: f"{w.name} {w.h}/{w.hv}")
+def test_peak_memory_is_at_most_that_of_fla(workload):
+    """Forward and backward of the published workloads, against the peaks that the bench measured of FLA."""
+    measured = json.loads(RESULT.read_text())["data"]["memory_bytes"][f"{title(workload)} | FP32"]["FLA"]
+    tensors = make_tensors(workload, torch.float32)
+    assert peak_bytes(GdnArm("ours", chunk_gated_delta_rule, torch.int32), tensors) <= measured
 
 
 def held_bytes(function, leaves):

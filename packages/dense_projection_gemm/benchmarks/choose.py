@@ -234,6 +234,7 @@ def main():
     parser.add_argument("--write", action="store_true", help="write measured.json and the result file")
     parser.add_argument("--only", default="", help="rows whose names contain one of these texts, separated by ;")
     parser.add_argument("--out", type=Path, help="folder of the result file, instead of benchmarks/results")
+    parser.add_argument("--commit", default="", help="commit of this tree, where git cannot say it")
     parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
     parser.add_argument("--request", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -269,7 +270,7 @@ def main():
         "what": " ".join(__doc__.split("\n\n")[2].split())
         + " Ratios are the split program's time over the deterministic one's.",
         **about,
-        "commit": commit(root),
+        "commit": options.commit or commit(root),
         "torch": torch.__version__,
         "facts": [first["facts"], second["facts"]],
         "groups": GROUPS,

@@ -71,6 +71,7 @@ class GpuSuite:
         parser.add_argument("--out", type=Path, help="write the result there instead of into the package")
         parser.add_argument("--only", default="", help="cells whose names contain this text")
         parser.add_argument("--samples", type=int, help="samples of a cell, order and mode, for a quick look")
+        parser.add_argument("--commit", help="commit of this tree, where git cannot say it")
         parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
         parser.add_argument("--request", type=Path, help=argparse.SUPPRESS)
         options = parser.parse_args(arguments)
@@ -81,6 +82,8 @@ class GpuSuite:
             options.request.write_text(json.dumps(answer))
             return 0
         result = self.measure(options.only, groups)
+        if options.commit:
+            result.environment["commit"] = options.commit
         print(result.text(), flush=True)
         if options.write or options.out:
             path = options.out or self.result_path(str(result.environment["gpu"]))

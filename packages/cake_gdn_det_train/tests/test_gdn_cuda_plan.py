@@ -1,5 +1,6 @@
 """The plan of the CUDA path and the host code that follows it, on the CPU: launches are recorded, nothing runs."""
 
+import ctypes
 from collections import defaultdict
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 
 from cake_gdn_det_train.cuda import ErrorWord
 from cake_shared import jit
+from cake_shared.emulator import native
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.cuda.plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
-from cake_shared.gdn.cuda.rule import RuleBackend
+from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
 from cake_shared.gdn.options import make_call
 from cake_shared.program import programs_of
 from cake_shared.testing.gdn_inputs import base, packed, states
@@ -25,6 +27,8 @@ class Recorder:
         module = jit.build_host_for_emulator(PACKAGE)
         self.tensors = defaultdict(list)
         jit.install_emulator(module, self.note, self.told)
+        encode = native.library().cake_emulator_encode_tiled
+        module["cake_set_emulator_encode_tiled"](ctypes.cast(encode, ctypes.c_void_p))
         self.module = module
         self.backend = RuleBackend(module, ErrorWord(torch.zeros(1, dtype=torch.int32)), multiprocessors, lambda: 0)
 
@@ -112,18 +116,19 @@ def test_a_calls_first_stage_starts_after_all_that_came_before(recorder):
     assert not any(recorder.programmatic[place] for place in firsts)
 
 
-def test_launches_stay_within_the_records_budgets(recorder):
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a", "sm_103a", "sm_107a"])
+def test_launches_stay_within_the_records_budgets(recorder, architecture):
+    recorder.backend.native = uses_native(PACKAGE, architecture)
+    budgets = {record.program: record.budget for record in programs_of(PACKAGE).records_for(architecture)}
     for multiprocessors in (1, 1000):
         recorder.backend.multiprocessors = multiprocessors
         case = base(8193, 1, 2)
         inputs, options = call_of(case, use_qk_l2norm_in_kernel=True)
         _, _, *saved = recorder.backend.forward(inputs, options, True, True)
         recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
-    for architecture in ("sm_90a", "sm_100a", "sm_103a", "sm_107a"):
-        budgets = {record.program: record.budget for record in programs_of(PACKAGE).records_for(architecture)}
-        for name, _, threads, smem_bytes in recorder.launches:
-            assert threads <= budgets[name].threads, name
-            assert smem_bytes <= max(budgets[name].shared_bytes, 512), name
+    for name, _, threads, smem_bytes in recorder.launches:
+        assert threads <= budgets[name].threads, name
+        assert smem_bytes <= max(budgets[name].shared_bytes, 512), name
 
 
 def test_gradients_of_values_alone_need_no_forward_states(recorder):

@@ -39,6 +39,8 @@ class Problem:
         Whether q and k are normalised, and whether gates are made from raw ones.
     multiprocessors
         Of the device.
+    native
+        Whether native programs run: those of the backward pass keep no residuals X.
     """
 
     batch: int
@@ -49,6 +51,7 @@ class Problem:
     normalises_rows: bool
     makes_gate: bool
     multiprocessors: int
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,11 +177,10 @@ def plan_backward(problem: Problem, token_gradients: bool) -> Plan:
             Region("residual gradients", records * _TOKEN_TILE_BYTES),
         ]
         if token_gradients:
-            regions += [
-                Region("entry states", records * _STATE_TILE_BYTES),
-                Region("residuals", records * _TOKEN_TILE_BYTES),
-                Region("writes", records * _TOKEN_TILE_BYTES),
-            ]
+            regions.append(Region("entry states", records * _STATE_TILE_BYTES))
+            if not problem.native:
+                regions.append(Region("residuals", records * _TOKEN_TILE_BYTES))
+            regions.append(Region("writes", records * _TOKEN_TILE_BYTES))
             if problem.makes_gate:
                 regions.append(Region("gate partial sums", records * 16))
         return regions

@@ -122,7 +122,9 @@ class PreparedCall:
         multiprocessors = self._backend.multiprocessors
         plan = self._plans.get((make, choice, multiprocessors))
         if plan is None:
-            plan = self._plans[make, choice, multiprocessors] = make(Problem(*self._problem, multiprocessors), choice)
+            plan = self._plans[make, choice, multiprocessors] = make(
+                Problem(*self._problem, multiprocessors, self._backend.native), choice
+            )
         return plan
 
     def _offsets(self, cu_seqlens: torch.Tensor | None) -> torch.Tensor | None:
@@ -209,7 +211,7 @@ class PreparedCall:
         others = (
             _contiguous(d_final), g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), saved,
             dv, d_initial, dq, dk, dg, dbeta, d_a_log, d_dt_bias, zeros, groundwork, self._workspace(plan),
-            backend.error_tensor, flags, self._scale, plan.warps, backend.stream(),
+            backend.error_tensor, flags, self._scale, plan.warps, backend.stream(), backend.multiprocessors,
         )  # fmt: skip
         misaligned = backend.run_backward(q, k, v, d_o, *others)
         if misaligned:

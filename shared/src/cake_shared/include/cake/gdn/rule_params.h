@@ -171,7 +171,7 @@ struct SegmentStatesParams {
 struct TokenGradientsParams {
   Heads heads;
   PackTables tables;
-  TokenRows q, k, grad_o, grad_q, grad_k;
+  TokenRows q, k, v, grad_o, grad_q, grad_k;  // v: native programs alone, which keep no X
   TokenScalars grad_gate, grad_beta;
   const float* q_reciprocal;  // [B * T, key_heads], or null where q is used as given; then q is the normalised one
   const float* k_reciprocal;

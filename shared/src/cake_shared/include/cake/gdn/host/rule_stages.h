@@ -1,7 +1,7 @@
 // The chains of stages of the rule, forward and backward. Host side: workspace, launches in order.
 #pragma once
 
-#include "cake/gdn/host/forward_stages.h"
+#include "cake/gdn/host/backward_stages.h"
 
 namespace cake::gdn {
 
@@ -91,7 +91,9 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
                              OptionalTensor grad_initial_state, OptionalTensor grad_q, OptionalTensor grad_k,
                              OptionalTensor grad_g, OptionalTensor grad_beta, OptionalTensor grad_a_log,
                              OptionalTensor grad_dt_bias, OptionalTensor zeros, TensorView groundwork,
-                             OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
+                             OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps,
+                             int64_t stream, int64_t multiprocessors) {
+  if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected at least 1, got " << multiprocessors;
   RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const Pack& pack = call.pack;
   const bool v_first = call.has(kStateVFirst), tokens_too = grad_q.has_value();
@@ -153,11 +155,11 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
     }
     p = chain_params(call, values, initial, entry_states, factors);
     p.entry_states = workspace.take(call.records() * kStateTileBytes);
-    p.residuals = workspace.take(call.records() * kTokenTileBytes);
+    if (!call.native()) p.residuals = workspace.take(call.records() * kTokenTileBytes);
     p.writes = workspace.take(call.records() * kTokenTileBytes);
-    p.warps = kNarrowChainWarps;
     t.heads = call.heads;
     t.tables = pack.tables();
+    t.v = values;
     t.grad_o = d_o;
     t.grad_q = check_rows_out("dq", grad_q.value(), pack, call.heads.key_heads, call.device);
     t.grad_k = check_rows_out("dk", grad_k.value(), pack, call.heads.key_heads, call.device);
@@ -190,17 +192,13 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   p.k = r.k = t.k = call.k;
   if (call.slots_per_row > 0) {
     launch_segment_pairs(call, p, kHeadDim, warps);
-    launch_stage(CAKE_KERNEL_REF(segment_gradients_any), chain_ctas(call, kHeadDim, warps), 32 * r.warps,
-                 chain_smem_bytes(r.warps, true, false), call.stream, r);
+    launch_segment_gradients(call, r);
     launch_segment_states(call, CAKE_KERNEL_REF(segment_exits_any), factors, exits);
   }
-  launch_stage(CAKE_KERNEL_REF(value_gradients_any), chain_ctas(call, kHeadDim, warps), 32 * r.warps,
-               chain_smem_bytes(r.warps, true, true), call.stream, r);
+  launch_value_gradients(call, r);
   if (!tokens_too) return 0;
-  launch_stage(CAKE_KERNEL_REF(chunk_states_any), chain_ctas(call, kHeadDim, p.warps), 32 * p.warps,
-               chain_smem_bytes(p.warps, false, true), call.stream, p);
-  launch_stage(CAKE_KERNEL_REF(token_gradients_any), pack.chunks * call.heads.key_heads, kTokenGradientsThreads,
-               kTokenGradientsSmemBytes, call.stream, t);
+  launch_chunk_states(call, p, warps);
+  launch_token_gradients(call, t, multiprocessors);
   if (call.has(kMakeGate)) {
     launch_stage(CAKE_KERNEL_REF(gate_parameters_any), pack.heads, kGateParametersThreads, kGateParametersSmemBytes, call.stream,
                  GateParametersParams{pack.tables(), t.gate_partials, d_a_log, d_dt_bias, call.heads.value_heads});

@@ -26,55 +26,14 @@ struct ChainPlace {
   }
 };
 
-__device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, uint32_t row, int head, int first_column) {
-  const SegmentPlace segment = segment_place(tables, row);
-  return {segment, tables.segments[row].tokens - (segment.chunks - 1) * kChunk, head, first_column};
-}
-
-// A CTA that has one chain: of the row and head that its index names.
 template <int kGroups>
-struct OneChain {
-  bool taken = false;
-
-  __device__ __forceinline__ bool take(const PackTables& tables, const Heads& heads, ChainPlace& work) {
-    if (taken) return false;
-    taken = true;
-    constexpr int kSlices = 2 / kGroups;
-    const uint32_t index = blockIdx.x / kSlices, row = index / static_cast<uint32_t>(heads.value_heads);
-    work = chain_place(tables, row, static_cast<int>(index - row * heads.value_heads), static_cast<int>(blockIdx.x % kSlices) * 64);
-    return work.segment.sequence >= 0;
-  }
-};
-
-// Chains and chunks of a team's key heads: it has every step-th (segment, key head) from its own number on.
-struct TeamWork {
-  uint32_t next, step, count;
-
-  __device__ __forceinline__ TeamWork(const PackTables& tables, const Heads& heads, uint32_t team, uint32_t teams)
-      : next(team), step(teams), count(static_cast<uint32_t>(tables.segment_offsets[tables.sequences]) * heads.key_heads) {}
-
-  __device__ __forceinline__ bool take(const Heads& heads, uint32_t& row, int& key_head) {
-    if (next >= count) return false;
-    row = next / heads.key_heads;
-    key_head = static_cast<int>(next - row * heads.key_heads);
-    next += step;
-    return true;
-  }
-};
-
-// One value head of each of them.
-struct TeamChains {
-  TeamWork work_list;
-  int member, first_column;
-
-  __device__ __forceinline__ bool take(const PackTables& tables, const Heads& heads, ChainPlace& work) {
-    uint32_t row;
-    int key_head;
-    if (!work_list.take(heads, row, key_head)) return false;
-    work = chain_place(tables, row, key_head * heads.group + member, first_column);
-    return true;
-  }
-};
+__device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, const Heads& heads) {
+  constexpr int kSlices = 2 / kGroups;
+  const uint32_t work = blockIdx.x / kSlices, row = work / static_cast<uint32_t>(heads.value_heads);
+  const SegmentPlace segment = segment_place(tables, row);
+  return {segment, tables.segments[row].tokens - (segment.chunks - 1) * kChunk, static_cast<int>(work - row * heads.value_heads),
+          static_cast<int>(blockIdx.x % kSlices) * 64};
+}
 
 // A stage in turn: index and parity of the phase in which it is filled.
 template <int kStages>
@@ -103,66 +62,34 @@ struct StageBarriers {
   }
 };
 
-// The feeding warpgroup: copy_tiles(stage, chunk) is called by one thread; it says the bytes and starts their copies. copy_stage_rows(stage,
-// chunk) is called by all threads. A stage's rows are published when those of the next are on their way.
-template <int kStages>
-struct Feeder {
-  StageBarriers<kStages>& barriers;
-  int thread;
+// The feeding warpgroup: chunks first, first + step, ..., `count` of them. copy_tiles(stage, chunk) is called by one thread and returns
+// nothing; it says the bytes and starts their copies. copy_stage_rows(stage, chunk) is called by all threads. A stage's rows are published
+// when those of the next are on their way.
+template <int kStages, class CopyTiles, class CopyRows>
+__device__ __forceinline__ void feed_stages(StageBarriers<kStages>& barriers, int first, int step, int count, int thread,
+                                            CopyTiles copy_tiles, CopyRows copy_stage_rows) {
   Turn<kStages> turn;
-  int unpublished = -1;
-  int64_t filled[kStages];  // what the stages hold, oldest first, for the thread that announces
-  int fills = 0;
-
-  __device__ __forceinline__ void publish() {
+  int published = 0;
+  auto publish = [&] {
     ptx::fence_async_shared();
     __syncwarp();
-    if ((thread & 31) == 0) ptx::mbarrier_arrive(&barriers.full[unpublished]);
-  }
-
-  // A stage is free when what it was for has left the CTA: the oldest is handed to `leave`.
-  template <class Leave>
-  __device__ __forceinline__ void shift(int64_t next, Leave leave) {
-    if (fills >= kStages) leave(filled[0]);
-#pragma unroll
-    for (int i = 0; i + 1 < kStages; ++i) filled[i] = filled[i + 1];
-    filled[kStages - 1] = next;
-    ++fills;
-  }
-
-  template <class CopyTiles, class CopyRows, class RecordOf, class Leave>
-  __device__ __forceinline__ void feed(int first, int step, int count, CopyTiles copy_tiles, CopyRows copy_stage_rows,
-                                       RecordOf record_of, Leave leave) {
+    if ((thread & 31) == 0) ptx::mbarrier_arrive(&barriers.full[published]);
+    published = published + 1 == kStages ? 0 : published + 1;
+  };
 #pragma unroll 1
-    for (int i = 0; i < count; ++i, turn.advance()) {
-      ptx::mbarrier_wait(&barriers.free[turn.stage], turn.parity ^ 1);
-      if (thread == 0) copy_tiles(turn.stage, first + i * step);
-      copy_stage_rows(turn.stage, first + i * step);
-      ptx::cp_async_commit();
-      if (thread == 0) shift(record_of(first + i * step), leave);
-      if (unpublished >= 0) {
-        ptx::cp_async_wait<1>();
-        publish();
-      }
-      unpublished = turn.stage;
+  for (int i = 0; i < count; ++i, turn.advance()) {
+    ptx::mbarrier_wait(&barriers.free[turn.stage], turn.parity ^ 1);
+    if (thread == 0) copy_tiles(turn.stage, first + i * step);
+    copy_stage_rows(turn.stage, first + i * step);
+    ptx::cp_async_commit();
+    if (i > 0) {
+      ptx::cp_async_wait<1>();
+      publish();
     }
   }
-
-  __device__ __forceinline__ void finish() {
-    if (unpublished < 0) return;
-    ptx::cp_async_wait<0>();
-    publish();
-  }
-
-  // By the announcing thread, after finish: until the last stages are free.
-  template <class Leave>
-  __device__ __forceinline__ void drain(Leave leave) {
-    for (int i = 0; i < kStages; ++i, turn.advance()) {
-      ptx::mbarrier_wait(&barriers.free[turn.stage], turn.parity ^ 1);
-      shift(0, leave);
-    }
-  }
-};
+  ptx::cp_async_wait<0>();
+  publish();
+}
 
 // Visits (k, v) of every element of a warpgroup's state that this lane holds; `first_column` is the warp's.
 template <class Visit>

@@ -31,9 +31,8 @@ template <int kGroups>
 __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int thread) {
   using Smem = StatesSmem<kGroups>;
   const int key_head = work.head / p.heads.group;
-  Feeder<Smem::kStages> feeder{smem.barriers, thread};
-  feeder.feed(
-      work.segment.first_chunk, 1, work.segment.chunks,
+  feed_stages<Smem::kStages>(
+      smem.barriers, work.segment.first_chunk, 1, work.segment.chunks, thread,
       [&](int stage, int chunk) {
         const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
         uint64_t* full = &smem.barriers.full[stage];
@@ -48,9 +47,7 @@ __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const Cha
         auto& to = smem.stage[stage];
         copy_rows<kWarpgroupThreads, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
         copy_rows<kWarpgroupThreads, 8 * kGroups>(to.v[0], p.v, at, tokens, work.head, work.first_column / 8, thread);
-      },
-      [](int) { return int64_t{0}; }, [](int64_t) {});
-  feeder.finish();
+      });
 }
 
 template <int kGroups>
@@ -155,18 +152,13 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
 }
 
 template <int kGroups>
-__device__ __forceinline__ void run_chunk_states(const ChainParams& p, uint32_t* arrivals) {
+__device__ __forceinline__ void run_chunk_states(const ChainParams& p) {
   auto& smem = *reinterpret_cast<StatesSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
-  ChainPlace work;
-  if (!OneChain<kGroups>().take(p.tables, p.heads, work)) return;
+  const ChainPlace work = chain_place<kGroups>(p.tables, p.heads);
+  if (work.segment.sequence < 0) return;
   if (threadIdx.x == 0) smem.barriers.init(kGroups);
   __syncthreads();
-  if (arrivals) {
-    for (int i = threadIdx.x; i < work.segment.chunks; i += blockDim.x) {
-      arrivals[int64_t{work.segment.first_chunk + i} * p.heads.value_heads + work.head] = 0;
-    }
-  }
   if (warp < 4 * kGroups) {
     ptx::take_registers<232>();
     run_states<kGroups>(smem, p, work, warp >> 2, warp & 3, lane);
@@ -179,8 +171,8 @@ __device__ __forceinline__ void run_chunk_states(const ChainParams& p, uint32_t*
 }  // namespace cake::gdn::sm90
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-    chunk_states_sm90(const __grid_constant__ cake::gdn::ChunkStatesParams p) {
+    chunk_states_sm90(const __grid_constant__ cake::gdn::ChainParams p) {
   using namespace cake::gdn::sm90;
-  cake::gdn::begin_stage();
-  p.chain.warps == 8 ? run_chunk_states<2>(p.chain, p.arrivals) : run_chunk_states<1>(p.chain, p.arrivals);
+  p.warps == 8 ? run_chunk_states<2>(p) : run_chunk_states<1>(p);
+  cake::ptx::wait_for_predecessor();  // so that the next stage has waited for value_gradients too
 }

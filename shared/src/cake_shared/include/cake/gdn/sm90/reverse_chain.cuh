@@ -30,64 +30,42 @@ struct ReverseSmem {
 };
 static_assert(sizeof(ReverseSmem<2>) == reverse_chain_sm90_smem_bytes(2) && sizeof(ReverseSmem<1>) == reverse_chain_sm90_smem_bytes(1));
 
-// Tells readers on other multiprocessors how many more warpgroups have brought what they read.
-__device__ __forceinline__ void announce(uint32_t* arrivals, uint32_t count) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(arrivals), "r"(count) : "memory");
-}
-
-// `arrivals`, where there are any, counts the warpgroups whose dS1 and dR of a chunk and value head others may read.
-template <int kGroups, class Chains>
-__device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, Chains chains, uint32_t* arrivals,
-                                             int thread) {
+template <int kGroups>
+__device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int thread) {
   using Smem = ReverseSmem<kGroups>;
-  Feeder<Smem::kStages> feeder{smem.barriers, thread};
-  auto leave = [&](int64_t record) {
-    if (arrivals) announce(arrivals + record, kGroups);
-  };
-  ChainPlace work;
-  while (chains.take(p.tables, p.heads, work)) {
-    const int key_head = work.head / p.heads.group;
-    auto record_of = [&](int chunk) { return int64_t{chunk} * p.heads.value_heads + work.head; };
-    feeder.feed(
-        work.last_chunk(), -1, work.segment.chunks,
-        [&](int stage, int chunk) {
-          const int64_t record = record_of(chunk);
-          uint64_t* full = &smem.barriers.full[stage];
-          constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
-          ptx::mbarrier_arrive_expect_bytes(full, 2 * kSquareTileBytes + kScalarBytes);
-          ptx::bulk_load(smem.stage[stage].inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
-          ptx::bulk_load(smem.stage[stage].attention, p.attention + record * kSquareTileBytes, kSquareTileBytes, full);
-          ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, kScalarBytes, full);
-        },
-        [&](int stage, int chunk) {
-          const TokenPlace at = work.place_of_chunk(chunk, p.heads);
-          const int tokens = work.tokens_of(chunk);
-          auto& to = smem.stage[stage];
-          copy_rows<kWarpgroupThreads, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
-          copy_rows<kWarpgroupThreads, 8 * kGroups>(to.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
-          copy_rows<kWarpgroupThreads, 16>(to.q, p.q, at, tokens, key_head, 0, thread);
-        },
-        record_of, leave);
-  }
-  feeder.finish();
-  if (arrivals && thread == 0) feeder.drain(leave);
+  const int key_head = work.head / p.heads.group;
+  feed_stages<Smem::kStages>(
+      smem.barriers, work.last_chunk(), -1, work.segment.chunks, thread,
+      [&](int stage, int chunk) {
+        const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
+        uint64_t* full = &smem.barriers.full[stage];
+        constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
+        ptx::mbarrier_arrive_expect_bytes(full, 2 * kSquareTileBytes + kScalarBytes);
+        ptx::bulk_load(smem.stage[stage].inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
+        ptx::bulk_load(smem.stage[stage].attention, p.attention + record * kSquareTileBytes, kSquareTileBytes, full);
+        ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, kScalarBytes, full);
+      },
+      [&](int stage, int chunk) {
+        const TokenPlace at = work.place_of_chunk(chunk, p.heads);
+        const int tokens = work.tokens_of(chunk);
+        auto& to = smem.stage[stage];
+        copy_rows<kWarpgroupThreads, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
+        copy_rows<kWarpgroupThreads, 8 * kGroups>(to.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
+        copy_rows<kWarpgroupThreads, 16>(to.q, p.q, at, tokens, key_head, 0, thread);
+      });
 }
 
-template <Reverse kUse, int kGroups, class Chains>
-__device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, Chains chains, int group,
+template <Reverse kUse, int kGroups>
+__device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int group,
                                             int warp_in_group, int lane) {
   using Smem = ReverseSmem<kGroups>;
   const LaneOffsets offsets(lane);
   const int c = lane & 3, block = warp_in_group, thread = 32 * block + lane;
+  const int group_column = work.first_column + 64 * group, first_column = group_column + 16 * block;
   const bool leads = thread == 0;
   char* const staging = smem.staging[group];
   auto group_barrier = [&] { ptx::named_barrier_sync(1 + group, kWarpgroupThreads); };
 
-  Turn<Smem::kStages> turn;
-  [[maybe_unused]] int before = -1;            // the stage whose dR may still be on its way out
-  ChainPlace work;
-  while (chains.take(p.tables, p.heads, work)) {
-  const int group_column = work.first_column + 64 * group, first_column = group_column + 16 * block;
   State state;
 #pragma unroll
   for (int i = 0; i < 64; ++i) state[i] = 0.f;
@@ -101,8 +79,11 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
                lane);
   }
 
+  Turn<Smem::kStages> turn;
+  [[maybe_unused]] int before = 0;
+  const int last_chunk = work.last_chunk();
 #pragma unroll 1
-  for (int chunk = work.last_chunk(); chunk >= work.segment.first_chunk; --chunk) {
+  for (int chunk = last_chunk; chunk >= work.segment.first_chunk; --chunk) {
     auto& stage = smem.stage[turn.stage];
     const auto& scalars = smem.scalars[turn.stage];
     char* const grad_o = stage.grad_o[group];
@@ -191,12 +172,9 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     ptx::wgmma_commit();
 
     if constexpr (kUse == Reverse::kGradients) {
-      if (leads) {
-        ptx::bulk_wait<1>();  // dS1 and dR of the chunk before are where others may read them
-        ptx::bulk_wait_read<0>();
-      }
+      if (leads) ptx::bulk_wait_read<0>();
       group_barrier();
-      if (leads && before >= 0) ptx::mbarrier_arrive(&smem.barriers.free[before]);
+      if (leads && chunk != last_chunk) ptx::mbarrier_arrive(&smem.barriers.free[before]);
       before = turn.stage;
       stage_tokens(grad_o, residual_grad, block, offsets);
       stage_tokens(staging, grad_v, block, offsets);
@@ -227,18 +205,12 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     }
     turn.advance();
   }
-  if constexpr (kUse == Reverse::kGradients) {
-    if (leads) ptx::bulk_wait<0>();
-    group_barrier();
-    if (leads) ptx::mbarrier_arrive(&smem.barriers.free[before]);
-    before = -1;
-  }
+  if (leads) ptx::bulk_wait<0>();
   if constexpr (kUse == Reverse::kPairs) {
     store_state(state, p.segment_exits + slot_offset(work.segment, p.heads, p.slots_per_row, work.head), 1, kHeadDim, first_column, lane);
   } else if (p.grad_initial.data && work.segment.first()) {
     store_state(state, state_of(p.grad_initial, work.segment.sequence, p.heads, work.head), p.grad_initial.k_stride,
                 p.grad_initial.v_stride, first_column, lane);
-  }
   }
 }
 
@@ -246,8 +218,8 @@ template <Reverse kUse, int kGroups>
 __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
   auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
-  ChainPlace work;
-  if (!OneChain<kGroups>().take(p.tables, p.heads, work)) return;
+  const ChainPlace work = chain_place<kGroups>(p.tables, p.heads);
+  if (work.segment.sequence < 0) return;
   if constexpr (kUse == Reverse::kPairs) {
     if (work.segment.first()) return;  // nothing precedes it
   }
@@ -255,10 +227,10 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
   __syncthreads();
   if (warp < 4 * kGroups) {
     ptx::take_registers<232>();
-    run_reverse<kUse, kGroups>(smem, p, OneChain<kGroups>(), warp >> 2, warp & 3, lane);
+    run_reverse<kUse, kGroups>(smem, p, work, warp >> 2, warp & 3, lane);
   } else {
     ptx::give_registers<40>();
-    feed_reverse<kGroups>(smem, p, OneChain<kGroups>(), nullptr, threadIdx.x - kWarpgroupThreads * kGroups);
+    feed_reverse<kGroups>(smem, p, work, threadIdx.x - kWarpgroupThreads * kGroups);
   }
 }
 

@@ -17,7 +17,6 @@
 
 #include "cake/gdn/sm90/token_gradients_feed.cuh"
 #include "cake/gdn/sm90/token_gradients_math.cuh"
-#include "cake/gdn/sm90/reverse_chain.cuh"
 
 namespace cake::gdn::sm90 {
 
@@ -28,9 +27,10 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
   const uint32_t interaction_grad = ptx::shared_address(smem.interaction_grad);
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
 
+  const uint32_t items = used_chunks(p.tables) * p.heads.key_heads;
   uint32_t head = 0;
 #pragma unroll 1
-  for (uint32_t nth = 0;; ++nth) {
+  for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < items; ++nth) {
     const int buffer = nth & 1;
     const uint32_t k_tile = ptx::shared_address(smem.k[buffer]), q_tile = ptx::shared_address(smem.q[buffer]);
     char* const k_block = smem.k[buffer] + at.half * kBlockBytes;
@@ -39,7 +39,6 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
 
     Fragment grad_q, grad_k;
     ptx::mbarrier_wait(&smem.rows_full[buffer], nth >> 1 & 1);
-    if (smem.rows[buffer].y == 0) break;
     ptx::wgmma_keep(grad_q);
     ptx::wgmma_fence();
     rows_times_rows(grad_q, at.half ? k_tile : q_tile, k_tile);
@@ -80,10 +79,6 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
 
       ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
       ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
-      if (at.warp == 0 && at.lane == 0) {
-        const int4 rows = smem.rows[buffer];
-        sums.item = make_int4(rows.x, rows.y, rows.z, rows.w * p.heads.group + member);
-      }
       ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(z);
@@ -101,8 +96,9 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       rows_times_state(z, residual_grad, at.half ? entry[1] : entry[0]);
       ptx::wgmma_commit();
       sum_crossing(sums.crossing[at.warp], terms, at);
-      dot_values(sums.beta_value[at.half], smem.slot[slot_of(head, kResidualGrad).index] + at.half * kBlockBytes, p.v,
-                 place_of(smem.rows[buffer].x, p.heads.tokens_per_row), smem.rows[buffer].y, smem.rows[buffer].w * p.heads.group + member, at);
+      Values values;
+      load_values(values, p.v, place_of(smem.rows[buffer].x, p.heads.tokens_per_row), smem.rows[buffer].y,
+                  smem.rows[buffer].z * p.heads.group + member, at);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(w);
       release(kGradO);
@@ -122,6 +118,7 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
 
       const float states = state_dot(exit, entry, at, offsets);
       if (at.lane == 0) sums.state_dot[at.warp] = states;
+      dot_values(sums.beta_value[at.half], smem.slot[slot_of(head, kResidualGrad).index] + at.half * kBlockBytes, values, at);
 
       ptx::wgmma_wait<2>();
       ptx::wgmma_keep(z);
@@ -165,7 +162,7 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
     }
 
     const TokenPlace first = place_of(smem.rows[buffer].x, p.heads.tokens_per_row);
-    const int tokens = smem.rows[buffer].y, key_head = smem.rows[buffer].w;
+    const int tokens = smem.rows[buffer].y, key_head = smem.rows[buffer].z;
     if (p.q_reciprocal) {
       const int64_t first_row = (int64_t{first.row} * p.heads.tokens_per_row + first.token) * p.heads.key_heads + key_head;
       ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);  // the item before has read its dots
@@ -181,72 +178,31 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
     __syncwarp();
     if (at.lane == 0) ptx::mbarrier_arrive(&smem.rows_free[buffer]);
   }
-  for (int i = 0; i < 2; ++i, ++head) {  // no more for both finishing warps
-    ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
-    if (at.warp == 0 && at.lane == 0) smem.sums[head & 1].item = make_int4(0, 0, 0, 0);
-    __syncwarp();
-    if (at.lane == 0) ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
-  }
-}
-
-// The token CTAs of a team.
-__device__ __forceinline__ void run_items(const GradientsParams& p, uint32_t cta) {
-  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
-  static_assert(sizeof(Smem) <= kTokenGradientsSm90SmemBytes && kThreads == kTokenGradientsSm90Threads);
-  const int warp = warp_index(), lane = threadIdx.x & 31;
-  if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();
-  if (warp < kConsumerWarps) {
-    ptx::take_registers<232>();
-    consume(smem, p.tokens, {warp, lane, warp >> 2, warp & 3, 16 * (warp & 3) + (lane >> 2), lane & 3});
-  } else {
-    ptx::give_registers<40>();
-    const uint32_t team = cta / p.token_ctas;
-    const PackTables& tables = p.tokens.tables;
-    const Items items{TeamWork(tables, p.tokens.heads, team, p.teams), tables.segments, static_cast<int>(cta - team * p.token_ctas),
-                      p.token_ctas};
-    if (warp == kConsumerWarps) {
-      if (lane == 0) feed_tiles(smem, p.tokens, p.arrivals, items);
-    } else if (warp == kConsumerWarps + 1) {
-      feed_rows(smem, p.tokens, items, lane);
-    } else {
-      finish_heads(smem, p.tokens, warp - kConsumerWarps - 2, lane);
-    }
-  }
-}
-
-// The chain CTAs of a team: value heads in order, each in one CTA or in two that own 64 value columns.
-template <int kGroups>
-__device__ __forceinline__ void run_chains(const GradientsParams& p) {
-  auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
-  const int warp = warp_index(), lane = threadIdx.x & 31;
-  if (threadIdx.x == 0) smem.barriers.init(kGroups);
-  __syncthreads();
-  const uint32_t team = blockIdx.x / p.chain_ctas;
-  const int cta = static_cast<int>(blockIdx.x - team * p.chain_ctas);
-  constexpr int kSlices = 2 / kGroups;
-  const TeamChains chains{TeamWork(p.chain.tables, p.chain.heads, team, p.teams), cta / kSlices, cta % kSlices * 64};
-  if (warp < 4 * kGroups) {
-    ptx::take_registers<232>();
-    run_reverse<Reverse::kGradients, kGroups>(smem, p.chain, chains, warp >> 2, warp & 3, lane);
-  } else if (warp < 4 * kGroups + kFeedingWarps) {
-    ptx::give_registers<40>();
-    feed_reverse<kGroups>(smem, p.chain, chains, p.arrivals, threadIdx.x - kWarpgroupThreads * kGroups);
-  }
 }
 
 }  // namespace cake::gdn::sm90
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-    token_gradients_sm90(const __grid_constant__ cake::gdn::GradientsParams p) {
+    token_gradients_sm90(const __grid_constant__ cake::gdn::TokenGradientsParams p) {
+  using namespace cake::gdn;
   using namespace cake::gdn::sm90;
-  cake::gdn::begin_stage();
-  const uint32_t chain_ctas = p.teams * p.chain_ctas;
-  if (blockIdx.x >= chain_ctas) {
-    run_items(p, blockIdx.x - chain_ctas);
-  } else if (p.chain.warps == 8) {
-    run_chains<2>(p);
+  begin_stage();
+  Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
+  static_assert(sizeof(Smem) == kTokenGradientsSm90SmemBytes && kThreads == kTokenGradientsSm90Threads);
+  const int warp = warp_index(), lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) init_barriers(smem);
+  __syncthreads();
+  if (warp < kConsumerWarps) {
+    ptx::take_registers<232>();
+    consume(smem, p, {warp, lane, warp >> 2, warp & 3, 16 * (warp & 3) + (lane >> 2), lane & 3});
   } else {
-    run_chains<1>(p);
+    ptx::give_registers<40>();
+    if (warp == kConsumerWarps) {
+      if (lane == 0) feed_tiles(smem, p);
+    } else if (warp == kConsumerWarps + 1) {
+      feed_rows(smem, p, lane);
+    } else {
+      finish_heads(smem, p, warp - kConsumerWarps - 2, lane);
+    }
   }
 }

@@ -6,28 +6,18 @@
 
 namespace cake::gdn::sm90 {
 
-// Waits until both warpgroups of a chain have announced what they wrote of a chunk and value head.
-__device__ __forceinline__ void wait_for_arrivals(const uint32_t* arrivals) {
-  uint32_t count;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(arrivals) : "memory");
-  } while (count < 2);
-  cuda::ptx::fence_proxy_async();  // what was written before is read by bulk copies now
-}
-
 // Workspace tiles and scalars, by one thread.
-__device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParams& p, const uint32_t* arrivals, Items items) {
+__device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParams& p) {
+  const uint32_t chunks = used_chunks(p.tables);
   Item item;
   uint32_t head = 0;
-  while (items.take(p.heads, item)) {
-#pragma unroll 1
+  for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
     for (int member = 0; member < p.heads.group; ++member, ++head) {
-      const int64_t record = int64_t{item.chunk_index} * p.heads.value_heads + item.key_head * p.heads.group + member;
+      const int64_t record = item.record(p.heads, item.key_head * p.heads.group + member);
       const int stage = head % kScalarStages;
       ptx::mbarrier_wait(&smem.scalars_free[stage], (head / kScalarStages & 1) ^ 1);
       ptx::mbarrier_arrive_expect_bytes(&smem.scalars_full[stage], 4 * kScalarFloats);
       ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, 4 * kScalarFloats, &smem.scalars_full[stage]);
-      wait_for_arrivals(arrivals + record);
       const char* const from[] = {p.residual_gradients + record * kTokenTileBytes,
                                   p.writes + record * kTokenTileBytes,
                                   p.entry_states + record * kStateTileBytes,
@@ -64,25 +54,24 @@ __device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPl
 }
 
 // Rows of K and Q an item ahead, and of dO, by one warp: any strides, and zeros past a chunk's last token.
-__device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, Items items, int lane) {
+__device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, int lane) {
   auto feed_keys = [&](const Item& item, uint32_t nth) {
     const int buffer = nth & 1;
+    const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
     ptx::mbarrier_wait(&smem.rows_free[buffer], (nth >> 1 & 1) ^ 1);
-    if (item.tokens > 0) {
-      const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
-      copy_rows<32, 16>(smem.k[buffer], p.k, at, item.tokens, item.key_head, 0, lane);
-      copy_rows<32, 16>(smem.q[buffer], p.q, at, item.tokens, item.key_head, 0, lane);
-    }
-    if (lane == 0) smem.rows[buffer] = make_int4(item.first_token, item.tokens, item.chunk_index, item.key_head);
+    copy_rows<32, 16>(smem.k[buffer], p.k, at, item.tokens, item.key_head, 0, lane);
+    copy_rows<32, 16>(smem.q[buffer], p.q, at, item.tokens, item.key_head, 0, lane);
+    if (lane == 0) smem.rows[buffer] = make_int4(item.first_token, item.tokens, item.key_head, 0);
     publish_rows(&smem.rows_full[buffer], lane);
   };
+  const uint32_t chunks = used_chunks(p.tables);
   Item item, following;
   uint32_t head = 0;
-  if (!items.take(p.heads, item)) item.tokens = 0;
-  feed_keys(item, 0);
-  for (uint32_t nth = 1; item.tokens > 0; ++nth) {
+  bool more = item_of(p, chunks, 0, item);
+  if (more) feed_keys(item, 0);
+  for (uint32_t nth = 0; more; ++nth) {
     const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
-    if (!items.take(p.heads, following)) following.tokens = 0;
+    more = item_of(p, chunks, nth + 1, following);
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
       const Slot slot = slot_of(head, kGradO);
@@ -90,7 +79,7 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
       copy_rows<32, 16>(smem.slot[slot.index], p.grad_o, at, item.tokens, item.key_head * p.heads.group + member, 0, lane);
       prefetch_values(p.v, at, item.tokens, item.key_head * p.heads.group + member, lane);
       publish_rows(&smem.slot_full[slot.index], lane);
-      if (member == 0) feed_keys(following, nth);
+      if (member == 0 && more) feed_keys(following, nth + 1);
     }
     item = following;
   }
@@ -98,7 +87,8 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
 
 // The sums over tokens and the stores of one value head, by one warp; a lane has tokens 2 lane and 2 lane + 1.
 __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& p, const Sums& sums,
-                                                    const float (&scalars)[kScalarRows][kChunk], const int4& item, int lane) {
+                                                    const float (&scalars)[kScalarRows][kChunk], const Item& item, int head,
+                                                    int lane) {
   auto pair = [&](const float* x) { return *reinterpret_cast<const float2*>(x + 2 * lane); };
   auto both = [&](const float (&parts)[2][kChunk]) {
     const float2 x = pair(parts[0]), y = pair(parts[1]);
@@ -131,13 +121,12 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
       __fadd_rn(__fadd_rn(crossing.x, from_here), __fadd_rn(earlier_tokens, states)),
       __fadd_rn(__fadd_rn(crossing.y, __fadd_rn(entering.y, later_tokens)),
                 __fadd_rn(__fadd_rn(earlier_tokens, leaving.x), states))};
-  const TokenPlace at = place_of(item.x, p.heads.tokens_per_row);
-  const int head = item.w;
+  const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
   double partial[2] = {0., 0.};
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * lane + i;
-    if (row >= item.y) continue;
+    if (row >= item.tokens) continue;
     const TokenPlace token = {at.row, at.token + row};
     float grad_gate = i ? gate[1] : gate[0];
     if (p.gate.raw.data) {
@@ -161,20 +150,22 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
       partial[0] += __shfl_xor_sync(~0u, partial[0], k);
       partial[1] += __shfl_xor_sync(~0u, partial[1], k);
     }
-    if (lane < 2) p.gate_partials[2 * (int64_t{item.z} * p.heads.value_heads + head) + lane] = lane == 0 ? partial[0] : partial[1];
+    if (lane < 2) p.gate_partials[2 * item.record(p.heads, head) + lane] = lane == 0 ? partial[0] : partial[1];
   }
 }
 
 // Every second head of the CTA, by one warp of two.
 __device__ __forceinline__ void finish_heads(Smem& smem, const TokenGradientsParams& p, uint32_t turn, int lane) {
-  Sums& sums = smem.sums[turn];
-  for (uint32_t head = turn;; head += 2) {
+  const uint32_t chunks = used_chunks(p.tables);
+  Item item;
+  for (uint32_t head = turn; item_of(p, chunks, head / p.heads.group, item); head += 2) {
+    const int value_head = item.key_head * p.heads.group + head % p.heads.group;
     const int stage = head % kScalarStages;
-    ptx::mbarrier_wait(&smem.sums_full[turn], head >> 1 & 1);
-    const int4 item = sums.item;
-    if (item.y == 0) return;
+    const uint32_t parity = head >> 1 & 1;
+    Sums& sums = smem.sums[turn];
     ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
-    store_token_scalars(p, sums, smem.scalars[stage], item, lane);
+    ptx::mbarrier_wait(&smem.sums_full[turn], parity);
+    store_token_scalars(p, sums, smem.scalars[stage], item, value_head, lane);
     __syncwarp();
     if (lane == 0) {
       ptx::mbarrier_arrive(&smem.scalars_free[stage]);

@@ -72,8 +72,7 @@ __device__ __forceinline__ Rows make_matrices(const Fragment& z, const Products&
 }
 
 // sums[t] = sum over the warp's rows i >= t and all j < t of E_ij, as products of triangles of ones with E^T.
-__device__ __forceinline__ void sum_crossing(float (&sums)[kChunk], const uint32_t (&terms)[8][2], Place at) {
-  asm volatile("" : "+r"(at.lane), "+r"(at.c));
+__device__ __forceinline__ void sum_crossing(float (&sums)[kChunk], const uint32_t (&terms)[8][2], const Place& at) {
   constexpr uint32_t kOnes = 0x3f803f80u;
   const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
   const int g = at.lane >> 2;
@@ -120,25 +119,33 @@ __device__ __forceinline__ Rows add_scaled(Fragment& gradient, const Fragment& z
   return {quad_sum(dot[0]), quad_sum(dot[1])};
 }
 
-// sums[row] = dR . V over the half's columns: diagonals of dR V^T, whose contraction may take columns in any order that both share.
-// V comes straight from global memory, 16 bytes of both rows at a time.
-__device__ __forceinline__ void dot_values(float (&sums)[kChunk], const char* residual_block, const TokenRows& values, TokenPlace first,
-                                           int tokens, int head, Place at) {
-  asm volatile("" : "+r"(at.row), "+r"(at.c));  // addresses are made here, not kept through the heads
-  const char* row = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 128 * at.half + 16 * at.c;
+// The thread's share of V: 16 bytes of each of its rows from every 32 columns of its half. Zeros past the last token.
+using Values = uint4[2][2];
+__device__ __forceinline__ void load_values(Values& v, const TokenRows& values, TokenPlace first, int tokens, int head, const Place& at) {
+  const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 128 * at.half + 16 * at.c;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool valid = at.row + 8 * i < tokens;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      v[i][s] = make_uint4(0, 0, 0, 0);
+      if (valid) v[i][s] = *reinterpret_cast<const uint4*>(source + i * 16 * values.token_stride + 64 * s);
+    }
+  }
+}
+
+// sums[row] = dR . V over the half's columns: diagonals of dR V^T, whose contraction takes columns in the order of `load_values`.
+__device__ __forceinline__ void dot_values(float (&sums)[kChunk], const char* residual_block, const Values& v, const Place& at) {
   float dot[2][4] = {};
-#pragma unroll 1
+#pragma unroll
   for (int s = 0; s < 2; ++s) {
-    uint4 v[2] = {};
-    if (at.row < tokens) v[0] = *reinterpret_cast<const uint4*>(row + 64 * s);
-    if (at.row + 8 < tokens) v[1] = *reinterpret_cast<const uint4*>(row + 16 * values.token_stride + 64 * s);
     const char* source = residual_block + tile::unit_offset<kChunk>(at.row, 4 * s + at.c);
     const uint4 x = *reinterpret_cast<const uint4*>(source), y = *reinterpret_cast<const uint4*>(source + 1024);
     const uint32_t low[4] = {x.x, y.x, x.y, y.y}, high[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      ptx::mma_bf16(dot[i], low, v[i].x, v[i].y);
-      ptx::mma_bf16(dot[i], high, v[i].z, v[i].w);
+      ptx::mma_bf16(dot[i], low, v[i][s].x, v[i][s].y);
+      ptx::mma_bf16(dot[i], high, v[i][s].z, v[i][s].w);
     }
   }
   const int g = at.lane >> 2;

@@ -1,7 +1,7 @@
 // Shared memory, rings and work list of token_gradients_sm90.
 #pragma once
 
-#include "cake/gdn/sm90/backward_chain.cuh"
+#include "cake/gdn/sm90/backward_products.cuh"
 
 namespace cake::gdn::sm90 {
 
@@ -24,7 +24,6 @@ struct Sums {
   float beta_matrix[kChunk];
   float beta_value[2][kChunk];    // dR . V
   float state_dot[kConsumerWarps];
-  int4 item;                      // as Smem::rows, for the finishing warp; then the value head instead of the key head
 };
 
 struct Smem {
@@ -36,7 +35,7 @@ struct Smem {
   alignas(128) float scalars[kScalarStages][kScalarRows][kChunk];
   Sums sums[2];
   float normal_dots[2][2][kChunk];  // of q and k, where they were normalised
-  int4 rows[2];                     // of k and q: first token, tokens, chunk and key head; no tokens: there are no more
+  int4 rows[2];                     // of k and q: first token, tokens, key head
   uint64_t slot_full[kSlots], slot_free[kSlots];
   uint64_t scalars_full[kScalarStages], scalars_free[kScalarStages];
   uint64_t rows_full[2], rows_free[2];
@@ -54,35 +53,30 @@ __device__ __forceinline__ Slot slot_of(uint32_t head, int tile) {
   return {static_cast<int>(place % kSlots), place / kSlots & 1};
 }
 
-// An item: a chunk and key head.
+// An item: a chunk and key head. A CTA has every gridDim.x-th of them, in the order of the chunk table, whose used rows come first.
 struct Item {
   uint32_t chunk_index;
   int32_t key_head;
   int32_t first_token, tokens;  // of the chunk
-};
 
-// A CTA's items: of every segment of its team, last chunk first, every token_ctas-th chunk.
-struct Items {
-  TeamWork segments;
-  const SegmentEntry* table;
-  int first, step;
-  int chunk = -1;
-  int key_head;
-  SegmentEntry segment;
-
-  __device__ __forceinline__ bool take(const Heads& heads, Item& item) {
-    while (chunk < 0) {
-      uint32_t row;
-      if (!segments.take(heads, row, key_head)) return false;
-      segment = table[row];
-      chunk = cake::work::chunks_of(segment.tokens) - 1 - first;
-    }
-    const int token = chunk * kChunk;
-    item = {static_cast<uint32_t>(segment.first_chunk + chunk), key_head, segment.first_token + token, min(kChunk, segment.tokens - token)};
-    chunk -= step;
-    return true;
+  __device__ __forceinline__ int64_t record(const Heads& heads, int head) const {
+    return int64_t{chunk_index} * heads.value_heads + head;
   }
 };
+
+__device__ __forceinline__ uint32_t used_chunks(const PackTables& tables) { return tables.chunk_offsets[tables.sequences]; }
+
+// The CTA's nth item; false where it has no more.
+__device__ __forceinline__ bool item_of(const TokenGradientsParams& p, uint32_t chunks, uint32_t nth, Item& item) {
+  const uint32_t index = blockIdx.x + nth * gridDim.x;
+  item.chunk_index = index / p.heads.key_heads;
+  if (item.chunk_index >= chunks) return false;
+  item.key_head = index - item.chunk_index * p.heads.key_heads;
+  const ChunkEntry& chunk = p.tables.chunks[item.chunk_index];
+  item.first_token = chunk.first_token;
+  item.tokens = chunk.tokens;
+  return true;
+}
 
 // By one thread, before the barrier that starts the roles.
 __device__ __forceinline__ void init_barriers(Smem& smem) {

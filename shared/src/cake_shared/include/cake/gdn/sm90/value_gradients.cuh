@@ -8,6 +8,7 @@
 extern "C" __global__ void __launch_bounds__(384, 1)
     value_gradients_sm90(const __grid_constant__ cake::gdn::ReverseParams p) {
   using namespace cake::gdn::sm90;
-  cake::gdn::begin_stage();
+  cake::ptx::wait_for_predecessor();
+  cake::ptx::launch_dependents();  // chunk_states reads nothing of this stage
   p.warps == 8 ? run_reverse_chain<Reverse::kGradients, 2>(p) : run_reverse_chain<Reverse::kGradients, 1>(p);
 }

@@ -1,0 +1,68 @@
+// Launches of the stages that only the backward pass has, by native programs where the architecture's records name them.
+#pragma once
+
+#include "cake/gdn/host/forward_stages.h"
+#include "cake/gdn/sm90/backward_params.h"
+
+namespace cake::gdn {
+
+// Y of the segments of long sequences.
+inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& r) {
+  const int64_t ctas = chain_ctas(call, kHeadDim, r.warps);
+#if CAKE_HAS_SM90
+  if (call.native()) {
+    const int groups = r.warps / kNarrowChainWarps;
+    return launch_stage(CAKE_KERNEL_REF(segment_gradients_sm90), ctas, backward_chain_sm90_threads(groups),
+                        reverse_chain_sm90_smem_bytes(groups), call.stream, r);
+  }
+#endif
+#if CAKE_GDN_HAS_PORTABLE
+  launch_stage(CAKE_KERNEL_REF(segment_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, false), call.stream, r);
+#endif
+}
+
+inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r) {
+  const int64_t ctas = chain_ctas(call, kHeadDim, r.warps);
+#if CAKE_HAS_SM90
+  if (call.native()) {
+    const int groups = r.warps / kNarrowChainWarps;
+    return launch_stage(CAKE_KERNEL_REF(value_gradients_sm90), ctas, backward_chain_sm90_threads(groups),
+                        reverse_chain_sm90_smem_bytes(groups), call.stream, r);
+  }
+#endif
+#if CAKE_GDN_HAS_PORTABLE
+  launch_stage(CAKE_KERNEL_REF(value_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, true), call.stream, r);
+#endif
+}
+
+// Behind value_gradients, which it does not depend on: the native program fills the multiprocessors that value_gradients leaves idle.
+inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t warps) {
+#if CAKE_HAS_SM90
+  if (call.native()) {
+    p.warps = static_cast<int32_t>(warps);
+    const int groups = p.warps / kNarrowChainWarps;
+    return launch_stage(CAKE_KERNEL_REF(chunk_states_sm90), chain_ctas(call, kHeadDim, warps), backward_chain_sm90_threads(groups),
+                        chunk_states_sm90_smem_bytes(groups), call.stream, p, true);
+  }
+#endif
+#if CAKE_GDN_HAS_PORTABLE
+  p.warps = kNarrowChainWarps;
+  launch_stage(CAKE_KERNEL_REF(chunk_states_any), chain_ctas(call, kHeadDim, p.warps), 32 * p.warps,
+               chain_smem_bytes(p.warps, false, true), call.stream, p);
+#endif
+}
+
+inline void launch_token_gradients(const RuleCall& call, const TokenGradientsParams& t, int64_t multiprocessors) {
+  const int64_t items = call.pack.chunks * call.heads.key_heads;
+#if CAKE_HAS_SM90
+  if (call.native()) {
+    return launch_stage(CAKE_KERNEL_REF(token_gradients_sm90), std::min(items, multiprocessors), kTokenGradientsSm90Threads,
+                        kTokenGradientsSm90SmemBytes, call.stream, t);
+  }
+#endif
+#if CAKE_GDN_HAS_PORTABLE
+  launch_stage(CAKE_KERNEL_REF(token_gradients_any), items, kTokenGradientsThreads, kTokenGradientsSmemBytes, call.stream, t);
+#endif
+}
+
+}  // namespace cake::gdn

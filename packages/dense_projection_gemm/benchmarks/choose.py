@@ -244,7 +244,7 @@ def main():
         return
     first = ask("forward", {}, options.only)
     chosen = {name: e for name, e in first["rows"].items() if "figures" in e and not objections(e["figures"])}
-    second = ask("reverse", chosen, options.only)
+    second = ask("reverse", chosen, options.only) if chosen else {"rows": {}, "facts": None}
     rows, verdicts = [], {}
     for name, entry in first["rows"].items():
         reasons = objections(entry["figures"]) if "figures" in entry else [f"screened at {entry['screened']:.3f}"]

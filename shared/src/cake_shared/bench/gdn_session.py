@@ -50,7 +50,7 @@ class Session:
     reverse : bool
         Whether arms run in the opposite order in every group.
     admitted : dict
-        Names of the arms to time, by `workload, H/HV | beta`: found by the checks where it is empty at first.
+        Names of the arms to time, by `workload, H/HV | beta`.
     checks, memory_bytes : dict
         Errors, and peak bytes of forward+backward, by the same key and arm; filled where the checks are made.
     failures : list of str
@@ -64,6 +64,29 @@ class Session:
     memory_bytes: dict[str, dict[str, int]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
+    def prepare(self, cases: Sequence[Case], check: bool):
+        """First calls of every arm on every workload and dtype of beta: kernels are compiled or loaded here.
+
+        With `check` the arms are checked, those that pass are admitted, and their peaks of memory are taken.
+        """
+        groups = dict.fromkeys((case.workload, case.beta) for case in sorted(cases, key=lambda case: case.rank))
+        for workload, beta in groups:
+            group = f"{title(workload)} | {beta}"
+            release()
+            tensors = make_tensors(workload, BETAS[beta])
+            if check:
+                self._check(workload, group, tensors)
+            for arm in self.arms:
+                if check and arm.name not in self.admitted[group]:
+                    continue
+                try:
+                    for operation in ("fwd",) if check else ("fwd", "fwd+bwd"):
+                        Call(arm, operation, tensors)()
+                except Exception as problem:  # said by the process that checks, and when it is to be timed
+                    print(f"{group}: {arm.name}: {problem!r}"[:400], file=sys.stderr, flush=True)
+        torch.cuda.synchronize()
+        release()
+
     def run(self, cases: Sequence[Case], seconds: float, most_seconds: float) -> dict[str, dict]:
         """Samples by case key: `{"events": {arm: ms}, "walls": {arm: ms}}`, no walls for graphs.
 
@@ -71,7 +94,6 @@ class Session:
         `most_seconds` is left out, and said.
         """
         flush = Flush()
-        checking = not self.admitted
         begin = time.monotonic()
         found: dict[str, dict] = {}
         ordered = sorted(cases, key=lambda case: case.rank)
@@ -85,10 +107,6 @@ class Session:
                 tensors = None
                 release()
                 tensors, held = make_tensors(case.workload, BETAS[case.beta]), group
-                if checking and group not in self.checks:
-                    self._check(case.workload, group, tensors)
-            if group not in self.admitted:  # the first process did not come to its check
-                continue
             share = max(begin + seconds - time.monotonic(), 0.0) / (len(ordered) - place)
             found[case.key] = self._time(case, tensors, self.admitted[group], share, flush)
         return found

@@ -18,9 +18,11 @@ from cake_shared.errors import BuildError, UnsupportedArchError
 PACKAGE = "cake_gdn_det_train"
 
 
-def arms() -> list[GdnArm]:
-    """Ours, and the twin where it serves this GPU."""
+def arms(names: list[str]) -> list[GdnArm]:
+    """Ours, and the twin where it is wanted and serves this GPU."""
     found = [GdnArm("ours", chunk_gated_delta_rule, torch.int32, cake_gdn_det_train.__version__)]
+    if names and "cake_gdn_train" not in names:
+        return found
     import cake_gdn_train
 
     rule, version = cake_gdn_train.chunk_gated_delta_rule, cake_gdn_train.__version__

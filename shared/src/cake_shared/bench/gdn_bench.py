@@ -45,7 +45,7 @@ class GdnBench:
     script : pathlib.Path
         packages/<package>/benchmarks/bench_gpu.py.
     arms : callable
-        Returns our arm, first, and others of this repository.
+        `arms(names)` returns our arm, first, and others of this repository: of those names, or all where none is given.
     findings : sequence of callable
         Each returns a table and the figures behind it.
     peers : tuple of str
@@ -54,7 +54,7 @@ class GdnBench:
 
     package: str
     script: Path
-    arms: Callable[[], list[GdnArm]]
+    arms: Callable[[list[str]], list[GdnArm]]
     findings: Sequence[Callable[[], tuple[Table, object]]] = ()
     peers: tuple[str, ...] = tuple(PEERS)
 
@@ -118,8 +118,7 @@ class GdnBench:
     def _all_arms(self, options) -> tuple[list[GdnArm], list[str]]:
         wanted = [name for name in options.arms.split(",") if name]
         peers, missing = installed_peers(tuple(name for name in self.peers if not wanted or name in wanted))
-        ours, *others = self.arms()
-        return [ours, *(arm for arm in (*others, *peers) if not wanted or arm.name in wanted)], missing
+        return [*self.arms(wanted), *peers], missing
 
     def measure(self, options, keep: Callable[[Result], None] = lambda result: None) -> Result:
         """Checks, memory and times here, the findings, then times in the opposite order in a fresh process.

@@ -19,10 +19,12 @@ BIND = """
     #include "params.h"
 
     // Adds one to x for each launch, the first of which is `first` programmatic.
-    void run(tvm::ffi::TensorView x, int64_t launches, bool first, bool waits, int64_t threads, int64_t smem_bytes) {
+    void run(tvm::ffi::TensorView x, tvm::ffi::TensorView y, int64_t launches, bool first, bool waits,
+             int64_t threads, int64_t smem_bytes) {
       const DLDevice device = x.device();
       auto* data = static_cast<int32_t*>(
           cake::host::check_output("x", x, cake::host::kInt32, {cake::host::kAny}, device));
+      cake::host::check_output("y", y, cake::host::kInt32, {cake::host::kAny}, device);
       for (int64_t k = 0; k < launches; ++k) {
         cake::host::LaunchConfig config;
         config.block = {static_cast<uint32_t>(threads)};
@@ -72,9 +74,17 @@ def package(tmp_path_factory):
 
 
 def run(package, launches=3, first=True, waits=True, threads=32, smem_bytes=0):
-    x = torch.zeros(64, dtype=torch.int32)
-    package.module["run"](x, launches, first, waits, threads, smem_bytes)
+    x, y = torch.zeros(128, dtype=torch.int32).split(64)
+    package.module["run"](x, y, launches, first, waits, threads, smem_bytes)
     return x
+
+
+def test_a_write_into_the_neighbouring_tensor_is_out_of_bounds(package):
+    buffer = torch.zeros(128, dtype=torch.int32)
+    package.module["run"](buffer[:64], buffer[64:], 1, True, True, 64, 0)
+    assert buffer.tolist() == [1] * 64 + [0] * 64
+    with pytest.raises(RuntimeError, match=r"OutOfBounds.*past the end of x"):
+        package.module["run"](buffer[:32], buffer[32:], 1, True, True, 64, 0)
 
 
 def test_launches_that_wait_may_overlap(package):

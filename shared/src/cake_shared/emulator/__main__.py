@@ -142,6 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         detect=arguments.detect,
         threads=arguments.threads,
+        guard_bytes=1 << 16,
         profile=True,
         trace=arguments.trace,
         stop_line=arguments.stop,

@@ -12,6 +12,7 @@ import numpy as np
 
 from cake_shared.emulator import native
 from cake_shared.emulator.errors import LaunchError, from_native
+from cake_shared.emulator.guard import GuardedCopies
 from cake_shared.emulator.params import Marked, Param, Region, pack, region_of, span_of
 from cake_shared.emulator.report import Report, report_of
 from cake_shared.target import Target, target_named
@@ -36,6 +37,9 @@ class Options:
         `"all"`, `"cheap"` (bounds, alignment, const inputs, synchronisation) or `"none"` (as cheap).
     threads
         Threads that run independent CTAs; results do not depend on it.
+    guard_bytes
+        Run on copies of the arrays with bands of so many bytes between, so that an access past one never meets another.
+        Pointers that lie in memory are not moved along. Not together with a stream.
     max_instructions
         Warp instructions of a CTA or cluster without a store or a signal before `Hang` is raised.
     profile
@@ -52,6 +56,7 @@ class Options:
     seed: int = 0
     detect: str = "all"
     threads: int = 1
+    guard_bytes: int = 0
     max_instructions: int | None = None
     profile: bool = False
     trace: tuple[int, int] | None = None
@@ -67,6 +72,8 @@ class Options:
             raise ValueError(f"detect takes one of {', '.join(_DETECT)}, got {self.detect!r}")
         if self.threads < 1:
             raise ValueError(f"threads takes a positive number, got {self.threads}")
+        if self.guard_bytes < 0:
+            raise ValueError(f"guard_bytes takes 0 or a positive number, got {self.guard_bytes}")
 
 
 @dataclass(frozen=True)
@@ -253,18 +260,20 @@ class Module:
         data, regions = pack(self.kernels[full].params, params)
         for position, array in enumerate(allocations):
             regions.append(array if isinstance(array, Region) else region_of(array, f"allocation {position}"))
-        return self.launch_packed(
-            full,
-            grid,
-            block,
-            data,
-            regions,
-            cluster=cluster,
-            smem_bytes=smem_bytes,
-            options=options,
-            stream=stream,
-            programmatic=programmatic,
+        shape = {"cluster": cluster, "smem_bytes": smem_bytes, "options": options}
+        if options is None or not options.guard_bytes:
+            return self.launch_packed(
+                full, grid, block, data, regions, **shape, stream=stream, programmatic=programmatic
+            )
+        if stream is not None:
+            raise ValueError("guard_bytes: arrays of a stream stay where they are, for later launches to be compared")
+        copies = GuardedCopies({region.name: region for region in regions}, options.guard_bytes)
+        copies.load()
+        report = self.launch_packed(
+            full, grid, block, copies.moved(data), copies.regions, **shape, programmatic=programmatic
         )
+        copies.store()
+        return report
 
     def launch_packed(
         self,

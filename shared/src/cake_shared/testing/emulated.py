@@ -10,6 +10,7 @@ import numpy as np
 
 from cake_shared import jit
 from cake_shared.emulator import LaunchError, Module, Options, Region, Report, Stream, native
+from cake_shared.emulator.guard import GuardedCopies
 from cake_shared.program import Budget, programs_of
 from cake_shared.target import target_named
 
@@ -17,13 +18,17 @@ if TYPE_CHECKING:
     import tvm_ffi
 
 
+# Between the tensors that a kernel runs on.
+GUARD_BYTES = 1 << 16
+
+
 class EmulatedPackage:
     """Launches of a package's bind.cu, run by the emulator while this is entered.
 
     What the host's checks let through is what kernels may touch: inputs are const, outputs count as never written until
-    a kernel writes them. Launches stay within the budgets of the package's records. What ran on the stream before a
-    call is unknown: a first launch that is programmatic touches no tensor before its `griddepcontrol.wait`. `module`
-    has the package's functions, for CPU tensors.
+    a kernel writes them. Kernels run on copies with guard bands between. Launches stay within the budgets of the
+    package's records. What ran on the stream before a call is unknown: a first launch that is programmatic touches no
+    tensor before its `griddepcontrol.wait`. `module` has the package's functions, for CPU tensors.
 
     Parameters
     ----------
@@ -49,6 +54,7 @@ class EmulatedPackage:
         self.error: Exception | None = None
         self._launched = False
         self._stream = Stream(unknown_before=True)
+        self._copies: GuardedCopies | None = None
 
     def __enter__(self) -> EmulatedPackage:
         """Send the host module's launches here."""
@@ -68,6 +74,7 @@ class EmulatedPackage:
             self._stream.restart(unknown_before=True)
         written = np.zeros(size_bytes, np.uint8) if writable == 1 else None
         self.regions[name] = Region(address, size_bytes, name, not writable, written)
+        self._copies = None
 
     def _check_budget(self, kernel: str, launch: jit.CakeLaunch) -> int:
         """Hold a launch against its record; return the registers of a thread, 0 for a kernel without a record."""
@@ -89,12 +96,15 @@ class EmulatedPackage:
         self._launched = True
         try:
             registers = self._check_budget(kernel, launch)
+            if self._copies is None:
+                self._copies = GuardedCopies(self.regions, GUARD_BYTES)
+            self._copies.load()
             report = self.kernels[kernel].launch_packed(
                 kernel,
                 tuple(launch.grid),
                 tuple(launch.block),
-                params,
-                list(self.regions.values()),
+                self._copies.moved(params),
+                self._copies.regions,
                 cluster=tuple(launch.cluster),
                 smem_bytes=launch.smem_bytes,
                 options=self.options,
@@ -105,6 +115,7 @@ class EmulatedPackage:
         except Exception as error:
             self.error = error  # the C++ host passes on its text alone
             raise
+        self._copies.store()
         self.reports.append(report)
 
     def unwritten_bytes(self, name: str) -> np.ndarray:

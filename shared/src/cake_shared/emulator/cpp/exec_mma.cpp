@@ -86,13 +86,31 @@ void h_mma_single(Warp& w, const Ins& i) {
     const u32* words = w.slot<u32>(c_slots[r]);
     for (u32 lane = 0; lane < kLanes; ++lane) c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = std::bit_cast<float>(words[lane]);
   }
-  const TensorCore core(&b[0][0], 8, s.k);
+  constexpr int lowest = kElement == Element::F16 ? -14 : -126;
+  const TensorCore core(&b[0][0], 8, s.k, {lowest, lowest});
   for (u32 row = 0; row < 16; ++row) core.multiply_add(a[row], 1, c[row]);
   for (u32 r = 0; r < 4; ++r) {
     u32* words = w.slot<u32>(d_slots[r]);
     for (u32 lane = 0; lane < kLanes; ++lane) words[lane] = std::bit_cast<u32>(c[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2]);
   }
   w.stats->mma_flops += 2ull * s.m * s.n * s.k;
+}
+
+// FP8: each register's first two values go into one product of FP16, its last two into the next.
+void add_small_floats(const double (&a)[16][64], const double (&b)[64][8], double (&c)[16][8], u32 depth) {
+  float left[2][16][16], right[2][16][8], sums[16][8] = {};
+  for (u32 k = 0; k < depth; ++k) {
+    const u32 part = k / 2 % 2, at = k / 4 * 2 + k % 2;
+    for (u32 row = 0; row < 16; ++row) left[part][row][at] = static_cast<float>(a[row][k]);
+    for (u32 n = 0; n < 8; ++n) right[part][at][n] = static_cast<float>(b[k][n]);
+  }
+  for (u32 part = 0; part < 2; ++part) {
+    const TensorCore core(&right[part][0][0], 8, depth / 2, {-14, -14});
+    for (u32 row = 0; row < 16; ++row) core.multiply_add(left[part][row], 1, sums[row]);
+  }
+  for (u32 row = 0; row < 16; ++row) {
+    for (u32 n = 0; n < 8; ++n) c[row][n] = static_cast<float>(c[row][n]) + sums[row][n];
+  }
 }
 
 // Rows of A and columns of B follow the lane's quad, contraction indices its place in the quad; each further register
@@ -136,7 +154,9 @@ void h_mma(Warp& w, const Ins& i) {
       }
     }
   }
-  for (u32 row = 0; row < s.m; ++row) {
+  // Otherwise exact in FP64 and rounded once at the end (FP64 itself: fused, in order).
+  if (s.acc == Accumulator::F32) add_small_floats(a, b, c, s.k);
+  for (u32 row = 0; row < s.m && s.acc != Accumulator::F32; ++row) {
     for (u32 k = 0; k < s.k; ++k) {
       const double x = a[row][k];
       if (s.acc == Accumulator::F64) {

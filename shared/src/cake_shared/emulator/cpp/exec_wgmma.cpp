@@ -138,8 +138,8 @@ void compute(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors, bool 
     }
   }
   if constexpr (std::is_same_v<T, float>) {
-    if (s.d == Accumulator::F32 && element_bytes(s.a) >= 2) {
-      const TensorCore core(b.data(), s.n, depth);
+    if (s.d == Accumulator::F32) {
+      const TensorCore core(b.data(), s.n, depth, {lowest_exponent(s.a), lowest_exponent(s.b), element_bytes(s.a) == 1});
       for (u32 m = 0; m < 16; ++m) core.multiply_add(a.data() + m, 16, d.data() + m * s.n);
       Fragment<T>::store(w, d_slots, s, d);
       return;

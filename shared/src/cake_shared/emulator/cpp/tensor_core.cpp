@@ -6,7 +6,6 @@
 namespace cake::emu {
 namespace {
 
-constexpr int kKept = 25;
 constexpr i32 kZero = -100000;  // the exponent of a zero: never the largest
 
 struct Parts {
@@ -21,6 +20,15 @@ Parts parts_of(float x) {
   return {m ? static_cast<i32>(e ? e : 1) - 127 : kZero, static_cast<i32>(bits) >> 31, m};
 }
 
+// An operand; what is subnormal in its format has that format's lowest exponent.
+Parts operand(float x, int lowest) {
+  Parts p = parts_of<10>(x);
+  const i32 below = p.mantissa ? std::max(lowest - p.exponent, 0) : 0;
+  p.exponent += below;
+  p.mantissa >>= below;
+  return p;
+}
+
 bool is_special(float x) { return (std::bit_cast<u32>(x) >> 23 & 255) == 255; }
 
 // 2^exponent; for the exponents of sums, which doubles hold with room to spare.
@@ -30,14 +38,15 @@ double power(i32 exponent) { return std::bit_cast<double>(static_cast<u64>(expon
 float cut_off(double x) {
   const float nearest = static_cast<float>(x);
   const u32 past = std::abs(static_cast<double>(nearest)) > std::abs(x) && std::abs(x) < 0x1p128 ? 1 : 0;
-  return std::bit_cast<float>(std::bit_cast<u32>(nearest) - past);
+  const u32 bits = std::bit_cast<u32>(nearest) - past;
+  return std::bit_cast<float>(bits << 1 ? bits : 0);  // a zero has no sign
 }
 
 }  // namespace
 
-TensorCore::TensorCore(const float* b, u32 n, u32 k) : b_(b), n_(n), k_(k) {
+TensorCore::TensorCore(const float* b, u32 n, u32 k, const Operands& operands) : b_(b), n_(n), k_(k), operands_(operands) {
   for (u32 at = 0; at < n * k; ++at) {
-    const Parts p = parts_of<10>(b[at]);
+    const Parts p = operand(b[at], operands.b_lowest);
     exponent_[at] = p.exponent;
     sign_[at] = p.sign;
     mantissa_[at] = p.mantissa;
@@ -45,14 +54,14 @@ TensorCore::TensorCore(const float* b, u32 n, u32 k) : b_(b), n_(n), k_(k) {
   }
 }
 
-template <u32 kColumns>
+template <u32 kColumns, int kKept>
 void TensorCore::multiply_add_to(const float* a, u32 a_step, float* d) const {
   const u32 n = kColumns ? kColumns : n_;
   i32 a_exponent[kMostDepth], a_sign[kMostDepth];
   u32 a_mantissa[kMostDepth];
   u32 special = special_;
   for (u32 k = 0; k < k_; ++k) {
-    const Parts p = parts_of<10>(a[k * a_step]);
+    const Parts p = operand(a[k * a_step], operands_.a_lowest);
     a_exponent[k] = p.exponent;
     a_sign[k] = p.sign;
     a_mantissa[k] = p.mantissa;
@@ -70,28 +79,32 @@ void TensorCore::multiply_add_to(const float* a, u32 a_step, float* d) const {
     const i32* exponent = exponent_ + k * n;
     for (u32 j = 0; j < n; ++j) top[j] = std::max(top[j], a_exponent[k] + exponent[j]);
   }
-  // Sixteen products of less than 2^27 fit in 32 bits.
+  // Products have 20 bits below the one. Sixteen of less than 2^27 fit in 32 bits; where more are added, 13 are kept.
+  constexpr int kProductUp = std::max(kKept - 20, 0), kProductDown = std::max(20 - kKept, 0);
+  constexpr int kOwnUp = std::max(kKept - 23, 0), kOwnDown = std::max(23 - kKept, 0);
   for (u32 k = 0; k < k_; ++k) {
     const i32 *exponent = exponent_ + k * n, *sign = sign_ + k * n;
     const u32* mantissa = mantissa_ + k * n;
     for (u32 j = 0; j < n; ++j) {
       const u32 shift = static_cast<u32>(std::min(top[j] - (a_exponent[k] + exponent[j]), 31));
-      const i32 size = static_cast<i32>((a_mantissa[k] * mantissa[j] << (kKept - 20)) >> shift), s = a_sign[k] ^ sign[j];
+      const i32 size = static_cast<i32>((a_mantissa[k] * mantissa[j] << kProductUp >> kProductDown) >> shift), s = a_sign[k] ^ sign[j];
       sum[j] += (size ^ s) - s;
     }
   }
   for (u32 j = 0; j < n; ++j) {
     const Parts c = parts_of<23>(d[j]);
     const u32 shift = static_cast<u32>(std::min(top[j] - c.exponent, 31));
-    const i32 size = static_cast<i32>(c.mantissa << (kKept - 23) >> shift), own = (size ^ c.sign) - c.sign;
+    const i32 size = static_cast<i32>(c.mantissa << kOwnUp >> kOwnDown >> shift), own = (size ^ c.sign) - c.sign;
     const double total = static_cast<double>(sum[j]) + static_cast<double>(own);
-    d[j] = cut_off(total * power(std::max(top[j], -300) - kKept));
+    const float sum_of_all = cut_off(total * power(std::max(top[j], -300) - kKept));
+    d[j] = kKept < 23 ? std::bit_cast<float>(std::bit_cast<u32>(sum_of_all) & ~0u << kOwnDown) : sum_of_all;
   }
   if (special) with_specials(a, a_step, before, d);
 }
 
-template void TensorCore::multiply_add_to<0>(const float*, u32, float*) const;
-template void TensorCore::multiply_add_to<8>(const float*, u32, float*) const;
+template void TensorCore::multiply_add_to<0, 13>(const float*, u32, float*) const;
+template void TensorCore::multiply_add_to<0, 25>(const float*, u32, float*) const;
+template void TensorCore::multiply_add_to<8, 25>(const float*, u32, float*) const;
 
 // The columns whose sum has an infinity or a NaN among its terms: infinite, or the one NaN of tensor cores.
 void TensorCore::with_specials(const float* a, u32 a_step, const float* before, float* d) const {

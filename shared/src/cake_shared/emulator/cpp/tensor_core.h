@@ -1,30 +1,39 @@
-// Sums of products as the tensor cores of an H200 form them: BF16, FP16 and TF32 operands, FP32 accumulators.
+// Sums of products as the tensor cores of an H200 form them: BF16, FP16, TF32 and FP8 operands, FP32 accumulators.
 //
 // Measured, and the same bits on everything that was tried of mma.sync and wgmma: the exact products of an instruction and
-// the accumulator are aligned to the largest exponent among them (a product's is the sum of its operands'), each is cut off
-// 25 bits below it, the sum of what is left is exact and is cut off to FP32.
+// the accumulator are aligned to the largest exponent among them (a product's is the sum of its operands', a subnormal's is
+// the smallest of its format), each is cut off 25 bits below it, the sum of what is left is exact and is cut off to FP32.
+// wgmma with FP8 operands keeps 13 bits, of the terms and of the result. mma.sync with FP8 operands is two products of
+// FP16 that start from zero; their sum is added to the accumulator in FP32.
 #pragma once
 #include "core.h"
 
 namespace cake::emu {
 
-// One instruction's B, [k][n] with k up to 16 and n up to 256. A row of sums at a time: d[n] += sum over k of
+struct Operands {
+  int a_lowest, b_lowest;  // the smallest exponents of normal numbers
+  bool coarse = false;     // 13 bits
+};
+
+// One instruction's B, [k][n] with k up to 32 and n up to 256. A row of sums at a time: d[n] += sum over k of
 // a[k * a_step] b[k][n].
 class TensorCore {
  public:
-  static constexpr u32 kMostColumns = 256, kMostDepth = 16;
-  TensorCore(const float* b, u32 n, u32 k);
+  static constexpr u32 kMostColumns = 256, kMostDepth = 32;
+  TensorCore(const float* b, u32 n, u32 k, const Operands& operands);
   void multiply_add(const float* a, u32 a_step, float* d) const {
-    if (n_ == 8) multiply_add_to<8>(a, a_step, d);
-    else multiply_add_to<0>(a, a_step, d);
+    if (operands_.coarse) multiply_add_to<0, 13>(a, a_step, d);
+    else if (n_ == 8) multiply_add_to<8, 25>(a, a_step, d);
+    else multiply_add_to<0, 25>(a, a_step, d);
   }
 
  private:
-  template <u32 kColumns>  // 0: as many as B has
+  template <u32 kColumns, int kKept>  // 0 columns: as many as B has
   void multiply_add_to(const float* a, u32 a_step, float* d) const;
   void with_specials(const float* a, u32 a_step, const float* before, float* d) const;
   const float* b_;
   u32 n_, k_;
+  Operands operands_;
   bool special_ = false;  // an infinity or a NaN
   i32 exponent_[kMostColumns * kMostDepth], sign_[kMostColumns * kMostDepth];
   u32 mantissa_[kMostColumns * kMostDepth];

@@ -15,6 +15,15 @@ u32 element_bytes(Element e) {
   }
 }
 
+int lowest_exponent(Element e) {
+  switch (e) {
+    case Element::F16:
+    case Element::E5M2: return -14;
+    case Element::E4M3: return -6;
+    default: return -126;
+  }
+}
+
 namespace {
 
 float small_float(u32 bits, int exponent_bits, int mantissa_bits, bool has_infinity) {

@@ -10,6 +10,7 @@ enum class Element : u8 { F16, BF16, TF32, E4M3, E5M2, S8, U8 };
 
 u32 element_bytes(Element e);
 float element_value(Element e, u32 bits);  // of a floating-point element
+int lowest_exponent(Element e);            // of its normal numbers
 
 struct SharedTile {
   u32 start = 0, leading = 0, stride = 0;  // bytes

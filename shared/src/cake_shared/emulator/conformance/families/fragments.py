@@ -111,8 +111,8 @@ def sum_bound(a: Array, b: Array, c: Array, kind: str, d_kind: str) -> Array:
     return bound + 2.0**-126
 
 
-# Operands whose FP32 sums the emulator forms as an H200 does.
-SAME_BITS = ("bf16", "f16", "tf32")
+# Operands whose sums the emulator forms as an H200 does, with FP32 accumulators (FP64: its own).
+SAME_BITS = ("bf16", "f16", "tf32", "e4m3", "e5m2", "f64")
 
 
 def matrix(rng: np.random.Generator, shape: tuple[int, int], kind: str) -> tuple[Array, Array]:

@@ -92,12 +92,18 @@ def _mma_kernel(name: str, mma: Mma, registers: tuple[int, int, int]) -> str:
     )
 
 
-def build_mma() -> Case:
-    """Every row of ``MMAS`` on one warp, operands loaded from memory in fragment order."""
+def _some_of_any_bits(rng: np.random.Generator, bits: Array, share: float) -> Array:
+    """The same bits, some of them replaced by any: subnormals, infinities and NaN among them."""
+    drawn = rng.integers(0, 1 << 8 * bits.itemsize, bits.shape, dtype=bits.dtype)
+    return np.where(rng.random(bits.shape) < share, drawn, bits)
+
+
+def build_mma(rows: list[Mma] = MMAS, any_bits: float = 0.0) -> Case:
+    """Every row on one warp, operands loaded from memory in fragment order; ``any_bits`` of the elements are any."""
     rng = np.random.default_rng(51)
     entries, launches, checks = [], [], []
     inputs, plans, position = [], [], 0
-    for mma in MMAS:
+    for mma in rows:
         a_bits, a = fr.matrix(rng, (mma.m, mma.k), mma.a)
         b_bits, b = fr.matrix(rng, (mma.k, mma.n), mma.b)
         c_bits, c = fr.accumulator(rng, (mma.m, mma.n), mma.d)
@@ -110,6 +116,8 @@ def build_mma() -> Case:
             ar, ac = fr.a_fragment(fr.ELEMENT_BYTES[mma.a], mma.k)
             br, bc = fr.b_fragment(fr.ELEMENT_BYTES[mma.b], mma.k)
             cr, cc = fr.c_fragment(mma.n)
+        if any_bits:
+            a_bits, b_bits, c_bits = (_some_of_any_bits(rng, x, any_bits) for x in (a_bits, b_bits, c_bits))
         fragments = [fr.words(a_bits[ar, ac]), fr.words(b_bits[br, bc]), fr.words(c_bits[cr, cc])]
         exact = a @ b + c
         bound = fr.sum_bound(a, b, c, mma.a, mma.d)
@@ -124,14 +132,25 @@ def build_mma() -> Case:
         launches.append(Launch(f"mma{i}", (1, 1, 1), (32, 1, 1), args))
         position = out_offsets[i]
         count = exact.size
-        if mma.d == "s32":
+        if any_bits:
+            checks.append(Check(f"{i} {mma.name}", "out", mma.d, count, position))
+        elif mma.d == "s32":
             expected = exact.reshape(-1).astype(np.int64).astype(np.int32).view(np.uint32)
             checks.append(Check(mma.name, "out", "s32", count, position, "bits", expected))
         else:
-            same = mma.d == "f32" and mma.a in fr.SAME_BITS
+            same = mma.d in ("f32", "f64") and mma.a in fr.SAME_BITS
             sums = exact.reshape(-1), bound.reshape(-1)
             checks.append(Check(mma.name, "out", mma.d, count, position, "bound", *sums, same_bits=same))
     return Case(lambda: ptx_text.module(*entries), {"in": joined, "out": out}, launches, checks)
 
 
-PROGRAMS = [Program("mma.sync", "mma.sync", build_mma)]
+def _any_bits() -> Case:
+    """Sums that only the GPU can judge: a little of everything, then of anything."""
+    rows = [mma for mma in MMAS if mma.d == "f32"]
+    return build_mma(rows * 8, any_bits=0.02)
+
+
+PROGRAMS = [
+    Program("mma.sync", "mma.sync", build_mma),
+    Program("mma.sync on any bits", "mma.sync", _any_bits),
+]

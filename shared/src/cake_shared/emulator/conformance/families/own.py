@@ -9,39 +9,81 @@ from typing import TYPE_CHECKING
 from cake_shared.emulator.conformance.model import Case, Check, Program
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cake_shared.emulator.conformance.recorded import Recorder
+    from cake_shared.testing.gdn_inputs import GdnCase
 
 GDN = "cake_gdn_det_train"
 
 # Results of the rule by call and tensor, with the type that they are stored in.
 _RULE = {
     "1 o": "bf16", "1 final_state": "f32", "2 dq": "bf16", "2 dk": "bf16", "2 dv": "bf16", "2 dg": "f32",
-    "2 dbeta": "f32", "2 d_initial_state": "f32",
+    "2 dbeta": "f32", "2 d_initial_state": "f32", "2 dA_log": "f32", "2 ddt_bias": "f32",
 }  # fmt: skip
 _SIZES = {"bf16": 2, "f32": 4}
 
 
-def _rule(recorder: Recorder, *, long: bool = False) -> None:
-    """One forward and backward of the gated delta rule: a pack with an empty sequence and states; or three segments."""
+def _many_sequences() -> GdnCase:
+    """More sequences than the prologue scans by itself."""
+    from cake_shared.testing.gdn_inputs import base, packed
+
+    lengths = (1, 0) * 520
+    return packed(base(sum(lengths), 1, 2), lengths)
+
+
+def _pack() -> GdnCase:
+    """A pack with an empty sequence, and states."""
+    from cake_shared.testing.gdn_inputs import base, packed, states
+
+    initial, gradient = states(base(150, 1, 2), 4)
+    return packed(base(150, 1, 2), (70, 0, 66, 14)).with_(initial_state=initial, d_state=gradient)
+
+
+def _options() -> GdnCase:
+    """Every option; gradients of the gate's parameters."""
+    import torch
+
+    from cake_shared.testing.gdn_inputs import base
+
+    case = base(130, 1, 2)
+    options = {
+        "use_qk_l2norm_in_kernel": True,
+        "use_gate_in_kernel": True,
+        "A_log": torch.tensor([-0.5, 1.0]),
+        "dt_bias": torch.tensor([0.3, -0.2]),
+        "use_beta_sigmoid_in_kernel": True,
+        "allow_neg_eigval": True,
+    }
+    g, beta = torch.randn(1, 130, 2), torch.randn(1, 130, 2)
+    return case.with_(q=case.q * 3, k=case.k * 2, g=g, beta=beta, options=options)
+
+
+def _segments() -> GdnCase:
+    """Three segments, the last of one token."""
+    from cake_shared.testing.gdn_inputs import base, states
+
+    initial, gradient = states(base(8193, 1, 1), 1)
+    return base(8193, 1, 1).with_(initial_state=initial, d_state=gradient)
+
+
+def _rule(recorder: Recorder, make: Callable[[], GdnCase]) -> None:
+    """One forward and backward of the gated delta rule."""
     import torch
 
     from cake_shared.gdn.cuda.devices import ErrorWord
     from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
     from cake_shared.testing.gdn_cuda import rule_through
-    from cake_shared.testing.gdn_inputs import base, packed, states
     from cake_shared.testing.gdn_run import run
 
     torch.manual_seed(0)
-    case = base(8193, 1, 1) if long else packed(base(150, 1, 2), (70, 0, 66, 14))
-    initial, gradient = states(case, 1 if long else 4)
-    case = case.with_(initial_state=initial, d_state=gradient)
     word = ErrorWord(torch.zeros(1, dtype=torch.int32))
     backend = RuleBackend(recorder.module, word, 132, lambda: 0, uses_native(GDN, "sm_90a"))
-    run(rule_through(GDN, backend), case)
+    run(rule_through(GDN, backend), make())
 
 
 def _is_gate_stage(kernel: str) -> bool:
-    return kernel.startswith(("pack_offsets", "prologue", "gate_parameters"))
+    return kernel.startswith(("pack_offsets", "prologue"))
 
 
 def _gate_stage_case() -> Case:
@@ -50,10 +92,10 @@ def _gate_stage_case() -> Case:
     def tables(name: str, size: int) -> Check | None:
         return Check(name, "", "b32", size // 4) if name in ("1 groundwork", "1 error_word") else None
 
-    return record(GDN, _rule, tables, _is_gate_stage)
+    return record(GDN, functools.partial(_rule, make=_many_sequences), tables, _is_gate_stage)
 
 
-def _rule_case(*, long: bool = False) -> Case:
+def _rule_case(make: Callable[[], GdnCase]) -> Case:
     from cake_shared.emulator.conformance.recorded import record
 
     def results(name: str, size: int) -> Check | None:
@@ -61,7 +103,7 @@ def _rule_case(*, long: bool = False) -> Case:
             return None
         return Check(name, "", _RULE[name], size // _SIZES[_RULE[name]])
 
-    return record(GDN, functools.partial(_rule, long=long), results)
+    return record(GDN, functools.partial(_rule, make=make), results)
 
 
 def _installed(package: str) -> bool:
@@ -72,6 +114,7 @@ PROGRAMS = []
 if _installed(GDN):
     PROGRAMS += [
         Program("gdn gate stage", "own programs", _gate_stage_case),
-        Program("gdn rule forward and backward", "own programs", _rule_case),
-        Program("gdn rule in segments", "own programs", functools.partial(_rule_case, long=True)),
+        Program("gdn rule", "own programs", functools.partial(_rule_case, _pack)),
+        Program("gdn rule with every option", "own programs", functools.partial(_rule_case, _options)),
+        Program("gdn rule in segments", "own programs", functools.partial(_rule_case, _segments)),
     ]

@@ -80,7 +80,7 @@ def problem_of(row):
 def candidates(problem, multiprocessors):
     """Choices of the split plan worth a look: stage, whole units, pieces."""
     m = problem.n if problem.out_major == "m" else problem.m
-    plan = cuda_plan.plan_split(problem, multiprocessors, "split_flat" if m <= 64 else "split_wide")
+    plan = cuda_plan.plan_split(problem, multiprocessors, "split_slim" if m <= 64 else "split_wide")
     found = {(plan.stage, plan.whole_units, plan.pieces), (plan.stage, plan.whole_units, plan.clusters)}
     if plan.whole_units >= plan.clusters:
         found.add((plan.stage, plan.whole_units - plan.clusters, plan.clusters))
@@ -274,7 +274,7 @@ def main():
         "torch": torch.__version__,
         "facts": [first["facts"], second["facts"]],
         "groups": GROUPS,
-        "programs": ["gemm_split_zero_any", "gemm_split_wide_sm90", "gemm_split_flat_sm90", "gemm_split_round_any"],
+        "programs": ["gemm_split_zero_any", "gemm_split_wide_sm90", "gemm_split_slim_sm90", "gemm_split_round_any"],
         "failed": 0,
         "rows": verdicts,
     }

@@ -28,13 +28,13 @@ def test_the_number_of_multiprocessors_decides():
     assert plan_split(WGRAD, 1).clusters == 1
 
 
-def test_short_and_transposed_results_take_flat_tiles():
+def test_short_and_transposed_results_take_slim_tiles():
     for problem in (
         dataclasses.replace(WGRAD, m=48),
         dataclasses.replace(WGRAD, m=4096, n=48, out_major="m"),
     ):
         plan = plan_split(problem, 132)
-        assert (plan.stage, plan.split_units) == ("split_flat", 8)
+        assert (plan.stage, plan.split_units) == ("split_slim", 16)
         assert plan.swapped == (problem.out_major == "m")
 
 

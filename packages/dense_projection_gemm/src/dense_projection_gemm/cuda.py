@@ -51,7 +51,7 @@ class SplitBackend:
             b,
             out,
             sums,
-            plan.stage == "split_flat",
+            plan.stage == "split_slim",
             a_k_major,
             b_k_major,
             problem.accumulate,

@@ -19,7 +19,7 @@ from cake_shared.gemm.problem import GemmProblem
 BLOCK_K = 64  # elements of the contraction that a program fetches at a time
 CTAS_PER_CLUSTER = 2
 # Stage: rows and columns of the tiles of a cluster's two CTAs, as cake/gemm/tiles.h pairs them.
-STAGES = {"split_wide": (2 * 128, 256), "split_flat": (64, 2 * 256)}
+STAGES = {"split_wide": (2 * 128, 256), "split_slim": (64, 2 * 128)}
 GROUP_ROWS = 8  # tiles along m that are visited before the columns advance
 KEY = ("batch", "m", "n", "k", "a_major", "b_major", "out_dtype", "out_major", "accumulate")
 MEASURED = Path(__file__).with_name("measured.json")
@@ -77,7 +77,7 @@ def plan_split(
     """Return the plan of a problem on so many SMs; the other arguments override the planner for measurements."""
     swapped = problem.out_major == "m"
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
-    stage = stage or ("split_flat" if m <= STAGES["split_flat"][0] else "split_wide")
+    stage = stage or ("split_slim" if m <= STAGES["split_slim"][0] else "split_wide")
     unit_m, unit_n = STAGES[stage]
     units = problem.batch * math.ceil(m / unit_m) * math.ceil(n / unit_n)
     blocks = math.ceil(problem.k / BLOCK_K)

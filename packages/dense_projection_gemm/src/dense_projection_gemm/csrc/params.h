@@ -30,7 +30,7 @@ struct SplitRowsParams {
 };
 
 CAKE_DECLARE_KERNEL(gemm_split_wide_sm90, SplitParams)
-CAKE_DECLARE_KERNEL(gemm_split_flat_sm90, SplitParams)
+CAKE_DECLARE_KERNEL(gemm_split_slim_sm90, SplitParams)
 CAKE_DECLARE_KERNEL(gemm_split_zero_any, SplitRowsParams)
 CAKE_DECLARE_KERNEL(gemm_split_round_any, SplitRowsParams)
 

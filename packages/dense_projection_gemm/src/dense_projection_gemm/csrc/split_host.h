@@ -24,7 +24,7 @@ struct SplitChoices {
 };
 
 inline host::KernelRef<SplitParams> split_kernel(gemm::TileKind kind) {
-  return kind == gemm::TileKind::kFlat ? CAKE_KERNEL_REF(gemm_split_flat_sm90) : CAKE_KERNEL_REF(gemm_split_wide_sm90);
+  return kind == gemm::TileKind::kSlim ? CAKE_KERNEL_REF(gemm_split_slim_sm90) : CAKE_KERNEL_REF(gemm_split_wide_sm90);
 }
 
 struct SplitLaunches {
@@ -105,10 +105,10 @@ inline SplitLaunches make_split(const TensorView& a, const TensorView& b, const 
 }
 
 // a [L, M, K], b [L, K, N] BF16, out [L, M, N] BF16 or FP32 with unit stride on n: a function that launches on a stream.
-inline tvm::ffi::Function prepare_split(TensorView a, TensorView b, TensorView out, gemm::OptionalTensor sums, bool flat,
+inline tvm::ffi::Function prepare_split(TensorView a, TensorView b, TensorView out, gemm::OptionalTensor sums, bool slim,
                                         bool a_k_major, bool b_k_major, bool accumulate, int64_t whole_units, int64_t clusters,
                                         int64_t pieces, int64_t group_rows, int64_t multiprocessors) {
-  const SplitChoices choices{flat ? gemm::TileKind::kFlat : gemm::TileKind::kWide,
+  const SplitChoices choices{slim ? gemm::TileKind::kSlim : gemm::TileKind::kWide,
                              a_k_major,
                              b_k_major,
                              accumulate,

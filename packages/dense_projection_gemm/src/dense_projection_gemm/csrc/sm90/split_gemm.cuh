@@ -39,6 +39,8 @@ __device__ __forceinline__ void produce(native::Smem<C>& smem, const SplitParams
   typename cake::pipe::Ring<C::kStages>::Place at;
   SplitWalk walk(p.tiling, cluster);
   SplitItem item;
+  // Read by no other cluster: it need not stay in L2.
+  const uint64_t b_policy = p.tiling.tiles.row_units == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
   while (walk.next(item)) {
     const TilePlace own = place_of<C>(item.unit, rank);
     // Of the shared operand a CTA copies its half, whose place it counts from the first row of the whole.
@@ -50,7 +52,7 @@ __device__ __forceinline__ void produce(native::Smem<C>& smem, const SplitParams
       native::load_operand<kTile.m, C::kA.shared>(smem.a[at.stage], p.a, p.a_k_major, own.row, k,
                                                   item.unit.batch * p.a_batch_step, rank, full);
       native::load_operand<kTile.n, C::kB.shared>(smem.b[at.stage], p.b, p.b_k_major, own.column, k,
-                                                  item.unit.batch * p.b_batch_step, rank, full);
+                                                  item.unit.batch * p.b_batch_step, rank, full, b_policy);
       at.advance();
     }
   }

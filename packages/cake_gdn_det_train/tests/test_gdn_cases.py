@@ -8,7 +8,7 @@ import torch
 from cake_gdn_det_train import chunk_gated_delta_rule, cuda
 from cake_shared.emulator import Options
 from cake_shared.errors import BuildError
-from cake_shared.gdn.cuda.rule import RuleBackend
+from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
 from cake_shared.testing import assert_bitwise_equal, assert_near, poisoned_allocations
 from cake_shared.testing.emulated import EmulatedPackage
 from cake_shared.testing.gdn_cuda import BF16_LIMIT, assert_accurate, moved, on_cpu, rule_through
@@ -39,7 +39,8 @@ class InEmulator:
     def __init__(self, architecture):
         self.package = EmulatedPackage(cuda.PACKAGE, architecture, Options(order="lazy"))
         word = cuda.ErrorWord(torch.zeros(1, dtype=torch.int32))
-        self.rule = rule_through(cuda.PACKAGE, RuleBackend(self.package.module, word, 132, lambda: 0))
+        native = uses_native(cuda.PACKAGE, architecture)
+        self.rule = rule_through(cuda.PACKAGE, RuleBackend(self.package.module, word, 132, lambda: 0, native))
 
     def run(self, case, **keywords):
         with self.package, poisoned_allocations():

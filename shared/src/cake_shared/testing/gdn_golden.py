@@ -101,12 +101,13 @@ def emulated_hashes(package: str, architecture: str) -> dict[str, str]:
     """The hash of every small case in the emulator of one architecture."""
     from cake_shared.emulator import Options
     from cake_shared.gdn.cuda.devices import ErrorWord
-    from cake_shared.gdn.cuda.rule import RuleBackend
+    from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
     from cake_shared.testing.emulated import EmulatedPackage
     from cake_shared.testing.gdn_cuda import rule_through
 
     emulated = EmulatedPackage(package, architecture, Options(order="eager"))
-    backend = RuleBackend(emulated.module, ErrorWord(torch.zeros(1, dtype=torch.int32)), 132, lambda: 0)
+    word = ErrorWord(torch.zeros(1, dtype=torch.int32))
+    backend = RuleBackend(emulated.module, word, 132, lambda: 0, uses_native(package, architecture))
     with emulated:
         return {name: digest(run(rule_through(package, backend), make())) for name, make in SMALL.items()}
 

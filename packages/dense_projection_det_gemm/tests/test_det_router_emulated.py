@@ -60,7 +60,7 @@ def multiply(package, architecture, a, b, *, spread=None, multiprocessors=3, out
     )
     with package:
         backend = cuda.GemmBackend(package.module, architecture, multiprocessors, lambda: 0)
-        plan = plan_router_cuda(problem, multiprocessors, spread=spread)
+        plan = plan_router_cuda(problem, multiprocessors, backend.router.native, spread=spread)
         backend.router.prepare(problem, a, b, out, plan)[1]()
     return out
 

@@ -117,8 +117,8 @@ def router_forward(x, w, *, backend=None):
 
     Operands are split into BF16 terms, `x = x1 + x2 + x3`, and six products of terms are added in a fixed order (three
     for BF16 x). Rows are first scaled by exact powers of two, so that values near the largest FP32 number and
-    subnormal ones keep their digits; a row with inf, NaN or values more than 99 binades apart is computed without
-    splitting, chosen by that row alone. The error is no larger than that of a plain FP32 product.
+    subnormal ones keep their digits; what no scale saves (inf, NaN, values too far apart) is computed in float64
+    without splitting, chosen by its own row and column alone. The error is no larger than that of a plain FP32 product.
 
     Parameters
     ----------

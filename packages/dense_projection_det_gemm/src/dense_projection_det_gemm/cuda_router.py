@@ -49,7 +49,7 @@ class RouterBackend:
             A stage has no program on the architecture (at the first use of `GemmBackend.router`).
         """
         multiprocessors = self._backend.multiprocessors
-        plan = plan or plan_router_cuda(problem, multiprocessors)
+        plan = plan or plan_router_cuda(problem, multiprocessors, self.native)
         if out.numel() == 0:
             return plan, lambda: None
         if problem.k == 0:

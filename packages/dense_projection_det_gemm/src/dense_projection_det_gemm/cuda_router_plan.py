@@ -19,7 +19,8 @@ from dense_projection_det_gemm.plan import split_products
 PROGRAMS = {"router_out": 1, "router_bf16_out": 2, "router_narrow_out": 3}
 
 # As csrc/router_work.h and csrc/router_params.h.
-ROWS = 128
+ROWS = 128  # of a CTA's part of a tile
+CLUSTER = 2  # CTAs that share a tile in the native programs; the portable one has one
 BLOCK_COLUMNS = 64
 STEP = 16
 TERMS = 3
@@ -27,11 +28,11 @@ TERMS_STEPS = 8
 
 WIDE_BLOCKS = 4
 NARROW_COLUMNS = 128  # up to here in tiles of one block
-PART_STEPS = 96  # K = 6144 is four parts: 32 tiles of 4096 rows then fill 128 multiprocessors
-RANGES = 132  # of the weight gradient's contraction; a constant, so that devices with other counts get the same bits
-RANGE_STEPS = 16  # at least
+PART_STEPS = 96  # K = 6144 is four parts: 4096 rows then fill 128 multiprocessors
+AT_ONCE = 132  # CTAs among which the weight gradient is cut; a constant, so that other devices get the same bits
+RANGE_STEPS = 16  # of one, at least
 WHOLE_STEPS = 32  # a contraction this short is not cut
-WHOLE_TILES = 4 * RANGES  # nor are tiles as many as this
+WHOLE_ROUNDS = 4  # nor are tiles that keep those CTAs busy as often as this
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,10 @@ class CudaRouterPlan:
         "a" or "b": the operand that is split on the way; the other one is Q.
     products
         Pairs of terms (of a, of b; 1 the largest) in the order in which they are added within a step of 16.
+    ctas
+        CTAs that share a tile, 128 rows each.
     blocks
-        Blocks of 64 columns of a tile of 128 rows.
+        Blocks of 64 columns of a tile.
     part_steps
         Steps of a segment at most.
     units
@@ -67,6 +70,7 @@ class CudaRouterPlan:
     stage: str
     streamed: str
     products: tuple[tuple[int, int], ...]
+    ctas: int
     blocks: int
     part_steps: int
     units: int
@@ -76,26 +80,28 @@ class CudaRouterPlan:
     buffers: tuple[Buffer, ...] = field(repr=False)
 
 
-def _range_cut(tiles: int, steps: int) -> tuple[int, int, int]:
+def _range_cut(tiles: int, steps: int, at_once: int) -> tuple[int, int, int]:
     """Part steps, units, units per tile: from the shape alone."""
-    if steps <= WHOLE_STEPS or tiles >= WHOLE_TILES:
+    if steps <= WHOLE_STEPS or tiles >= WHOLE_ROUNDS * at_once:
         return steps, tiles, 1
-    return steps, min(RANGES, max(1, tiles * steps // RANGE_STEPS)), 0
+    return steps, min(at_once, max(1, tiles * steps // RANGE_STEPS)), 0
 
 
-def _part_cut(tiles: int, steps: int, multiprocessors: int) -> tuple[int, int, int]:
+def _part_cut(tiles: int, steps: int, at_once: int) -> tuple[int, int, int]:
     """Part steps, units, units per tile: segments from the depth alone, who adds them up from the load."""
     parts = ceil(steps / PART_STEPS)
-    alone = ceil(tiles / multiprocessors) * parts
-    spread = ceil(tiles * parts / multiprocessors)
+    alone = ceil(tiles / at_once) * parts
+    spread = ceil(tiles * parts / at_once)
     # Spreading writes and reads partial sums: it must save a fifth.
     if spread * 5 < alone * 4:
         return PART_STEPS, tiles * parts, parts
     return min(PART_STEPS, steps), tiles, 1
 
 
-def _buffers(rows: int, columns: int, steps: int, blocks: int, units: int, units_per_tile: int) -> tuple[Buffer, ...]:
-    row_tiles, width = ceil(rows / ROWS), blocks * BLOCK_COLUMNS
+def _buffers(
+    rows: int, columns: int, steps: int, ctas: int, blocks: int, units: int, units_per_tile: int
+) -> tuple[Buffer, ...]:
+    row_tiles, width = ceil(rows / (ctas * ROWS)), blocks * BLOCK_COLUMNS
     column_tiles = ceil(columns / width)
     padded = column_tiles * width
     slots = {0: 2 * units, 1: 0}.get(units_per_tile, units)
@@ -104,15 +110,18 @@ def _buffers(rows: int, columns: int, steps: int, blocks: int, units: int, units
         Buffer("exponents", "int32", (padded,)),
         Buffer("factors", "float32", (padded,)),
         Buffer("flags", "bool", (ceil(steps / TERMS_STEPS), padded)),
-        Buffer("row_exponents", "int32", (row_tiles * ROWS,)),
-        Buffer("slots", "float32", (slots, ROWS * width)),
-        Buffer("slot_tiny", "bool", (slots, ROWS)),
-        Buffer("redo", "bool", (row_tiles * column_tiles, blocks, ROWS)),
+        Buffer("any_redo", "int32", (1,)),
+        Buffer("row_exponents", "int32", (row_tiles * ctas * ROWS,)),
+        Buffer("slots", "float32", (slots, ctas, ROWS * width)),
+        Buffer("slot_tiny", "bool", (slots, ctas, ROWS)),
+        Buffer("redo", "bool", (row_tiles * column_tiles, ctas, blocks, ROWS)),
     )
 
 
 @lru_cache(maxsize=1024)
-def plan_router_cuda(problem: RouterProblem, multiprocessors: int, *, spread: bool | None = None) -> CudaRouterPlan:
+def plan_router_cuda(
+    problem: RouterProblem, multiprocessors: int, native: bool = True, *, spread: bool | None = None
+) -> CudaRouterPlan:
     """Return the plan of a problem.
 
     Parameters
@@ -121,6 +130,8 @@ def plan_router_cuda(problem: RouterProblem, multiprocessors: int, *, spread: bo
         What is computed.
     multiprocessors
         Of the device. No bit depends on it.
+    native
+        Whether the architecture has the native programs; else the portable one runs.
     spread
         Whether segments of a tile are units of their own, where that moves no bit, instead of what the planner would
         choose: for tests and measurements.
@@ -130,21 +141,23 @@ def plan_router_cuda(problem: RouterProblem, multiprocessors: int, *, spread: bo
     bf16 = (problem.b_terms if streams_b else problem.a_terms) == 1
     blocks = WIDE_BLOCKS if columns > NARROW_COLUMNS else 1
     steps = ceil(problem.k / STEP)
-    tiles = ceil(rows / ROWS) * ceil(columns / (blocks * BLOCK_COLUMNS))
+    ctas = CLUSTER if native else 1
+    tiles = ceil(rows / (ctas * ROWS)) * ceil(columns / (blocks * BLOCK_COLUMNS))
     if streams_b:
-        part_steps, units, units_per_tile = _range_cut(tiles, steps)
+        part_steps, units, units_per_tile = _range_cut(tiles, steps, AT_ONCE // ctas)
     else:
-        part_steps, units, units_per_tile = _part_cut(tiles, steps, multiprocessors)
+        part_steps, units, units_per_tile = _part_cut(tiles, steps, max(1, multiprocessors // ctas))
         parts = ceil(steps / PART_STEPS)
         if spread is not None and parts > 1:
             part_steps, units, units_per_tile = PART_STEPS, tiles * parts if spread else tiles, parts if spread else 1
-    buffers = _buffers(rows, columns, steps, blocks, units, units_per_tile)
+    buffers = _buffers(rows, columns, steps, ctas, blocks, units, units_per_tile)
     pairs = split_products(1 if bf16 else TERMS, TERMS)
     return CudaRouterPlan(
         problem=problem,
         stage="router_narrow_out" if blocks == 1 else "router_bf16_out" if bf16 else "router_out",
         streamed="b" if streams_b else "a",
         products=tuple((j, i) for i, j in pairs) if streams_b else pairs,
+        ctas=ctas,
         blocks=blocks,
         part_steps=part_steps,
         units=units,

@@ -42,7 +42,7 @@ class RouterWorkspace {
 inline int32_t router_ceil(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
 
 inline RouterWork make_router_work(const TensorView& p, const TensorView& q, int64_t blocks, int64_t part_steps, int64_t units,
-                                   int64_t units_per_tile) {
+                                   int64_t units_per_tile, int32_t ctas) {
   constexpr int64_t kLimit = (int64_t{1} << 31) - 256;
   for (int64_t extent : {p.size(0), p.size(1), q.size(0)}) {
     if (extent < 1 || extent > kLimit) TVM_FFI_THROW(ValueError) << "p, q: expected extents from 1 to " << kLimit << ", got " << extent;
@@ -54,7 +54,8 @@ inline RouterWork make_router_work(const TensorView& p, const TensorView& q, int
   work.steps = router_ceil(work.depth, kRouterStep);
   if (blocks != 1 && blocks != 4) TVM_FFI_THROW(ValueError) << "blocks: expected 1 or 4, got " << blocks;
   work.blocks = static_cast<int32_t>(blocks);
-  work.row_tiles = router_ceil(work.rows, kRouterRows);
+  work.ctas = ctas;
+  work.row_tiles = router_ceil(work.rows, int64_t{ctas} * kRouterRows);
   work.column_tiles = router_ceil(work.columns, blocks * kRouterBlock);
   const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles;
   const int64_t parts = part_steps > 0 ? (work.steps + part_steps - 1) / part_steps : 0;
@@ -117,7 +118,7 @@ inline RouterCall make_router_call(const TensorView& p, const TensorView& q, con
   }
 
   const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles, width = int64_t{work.blocks} * kRouterBlock;
-  const int64_t padded = work.column_tiles * width, slots = router_slots(work);
+  const int64_t padded = work.column_tiles * width, slots = int64_t{router_slots(work)} * work.ctas;
   char* bytes = static_cast<char*>(host::check_output("workspace", workspace, DLDataType{kDLUInt, 8, 1}, {host::kAny}, call.device));
   RouterWorkspace parts(bytes);
   RouterTerms terms{};
@@ -125,18 +126,19 @@ inline RouterCall make_router_call(const TensorView& p, const TensorView& q, con
   terms.exponents = parts.take<int32_t>(padded);
   terms.factors = parts.take<float>(padded);
   terms.flags = parts.take<uint8_t>(padded * router_ceil(work.steps, kRouterTermsSteps));
+  terms.any_redo = parts.take<uint32_t>(1);
   terms.interleaved = p_depth_major;
   RouterOutParams main{};
   main.p = left;
   main.work = work;
   main.terms = terms;
-  main.row_exponents = parts.take<int32_t>(int64_t{work.row_tiles} * kRouterRows);
+  main.row_exponents = parts.take<int32_t>(int64_t{work.row_tiles} * work.ctas * kRouterRows);
   main.out = static_cast<float*>(static_cast<void*>(host::detail::first_element(out)));
   main.out_row_stride = unit_columns ? out.stride(0) : 1;
   main.out_column_stride = unit_columns ? 1 : out.stride(1);
   main.slots = parts.take<float>(slots * kRouterRows * width);
   main.slot_tiny = parts.take<uint8_t>(slots * kRouterRows);
-  main.redo = parts.take<uint8_t>(tiles * work.blocks * kRouterRows);
+  main.redo = parts.take<uint8_t>(tiles * work.ctas * work.blocks * kRouterRows);
   if (parts.used() > workspace.numel()) {
     TVM_FFI_THROW(ValueError) << "workspace: expected at least " << parts.used() << " bytes, got " << workspace.numel();
   }
@@ -152,16 +154,17 @@ struct RouterProduct {
 
 inline RouterProduct router_product(RouterProgram program, const RouterCall& call, int64_t multiprocessors) {
   const RouterWork& work = call.special.main.work;
-  constexpr int kPortableCtas = 3;  // of a multiprocessor
+  constexpr int kPortableCtas = 1;  // of a multiprocessor
   host::LaunchConfig config{};
   config.programmatic = true;
   const bool portable = program == RouterProgram::kPortable;
-  const int64_t most = portable ? router_ceil(multiprocessors * kPortableCtas, work.blocks) : multiprocessors;
-  config.grid = {static_cast<uint32_t>(work.units < most ? work.units : most), portable ? static_cast<uint32_t>(work.blocks) : 1u};
+  const int64_t fit = portable ? multiprocessors * kPortableCtas / work.blocks : multiprocessors / work.ctas, most = fit > 0 ? fit : 1;
+  config.grid = {static_cast<uint32_t>((work.units < most ? work.units : most) * work.ctas), portable ? static_cast<uint32_t>(work.blocks) : 1u};
   config.block = {static_cast<uint32_t>(portable ? kRouterOutThreads : kRouterNativeThreads)};
 #if CAKE_HAS_PORTABLE_ROUTER
   if (portable) return {CAKE_KERNEL_REF(router_out_any), config};
 #endif
+  config.cluster = {static_cast<uint32_t>(work.ctas)};
 #if CAKE_HAS_SM90
   const bool bf16 = call.special.main.p.is_bf16;
   if (program == RouterProgram::kWide && work.blocks == 4 && !bf16) {
@@ -186,13 +189,15 @@ inline tvm::ffi::Function prepare_router(TensorView p, TensorView q, TensorView 
                                          int64_t units_per_tile, int64_t multiprocessors) {
   if (p.ndim() != 2 || q.ndim() != 2) TVM_FFI_THROW(ValueError) << "p, q: expected matrices, got " << p.ndim() << " and " << q.ndim() << " axes";
   if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected a count, got " << multiprocessors;
-  const RouterWork work = make_router_work(p, q, blocks, part_steps, units, units_per_tile);
+  const RouterWork work = make_router_work(p, q, blocks, part_steps, units, units_per_tile,
+                                           program == static_cast<int64_t>(RouterProgram::kPortable) ? 1 : kRouterCtas);
   const RouterCall call = make_router_call(p, q, out, workspace, p_depth_major, q_depth_major, work);
   const RouterProduct product = router_product(static_cast<RouterProgram>(program), call, multiprocessors);
   host::LaunchConfig first{}, last{};
   first.grid = {static_cast<uint32_t>(router_ceil(work.steps, kRouterTermsSteps)), static_cast<uint32_t>(work.column_tiles * work.blocks)};
   first.block = {kRouterTermsThreads};
-  last.grid = {static_cast<uint32_t>(work.row_tiles * work.column_tiles),
+  const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles * work.ctas;
+  last.grid = {static_cast<uint32_t>(router_slots(work) || tiles < multiprocessors ? tiles : multiprocessors),
                router_slots(work) ? static_cast<uint32_t>(work.blocks * kRouterBlock / kRouterSpecialColumns) : 1u};
   last.block = {kRouterSpecialThreads};
   first.programmatic = last.programmatic = true;

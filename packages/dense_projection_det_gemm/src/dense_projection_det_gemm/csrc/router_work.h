@@ -16,22 +16,37 @@
 
 namespace dense_projection_det_gemm {
 
-inline constexpr int kRouterRows = 128;       // of a tile
+inline constexpr int kRouterRows = 128;       // of a CTA's part of a tile
 inline constexpr int kRouterBlock = 64;       // columns of a block; a tile has `blocks` of them
 inline constexpr int kRouterStep = 16;        // of the contraction: after each, partial sums go to FP32 registers
 inline constexpr int kRouterHint = 16;        // elements of a row that its scale is taken from
 inline constexpr int kRouterTerms = 3;
-inline constexpr int kRouterPlaneBytes = kRouterBlock * kRouterStep * 2;  // one term of a block and a step
-inline constexpr int kRouterBlockBytes = kRouterTerms * kRouterPlaneBytes;
+inline constexpr int kRouterBlockBytes = kRouterTerms * kRouterBlock * kRouterStep * 2;  // of a step, in the planes
+inline constexpr int kRouterCtas = 2;         // of a native program's cluster
 
 struct RouterWork {
   int32_t rows, columns, depth;
   int32_t steps;                    // of the depth
   int32_t blocks;                   // of a tile
+  int32_t ctas;                     // that share a tile, and what they read of Q: each has 128 of its rows
   int32_t row_tiles, column_tiles;
   int32_t part_steps;               // steps of a segment at most; `steps` for ranges
   int32_t units;
   int32_t units_per_tile;           // 0: ranges
+};
+
+// Q's planes: for a step and a group of columns (as many as an instruction takes) its terms, of each the two halves of the step, of each
+// the columns, of each 16 bytes.
+struct RouterPlanes {
+  int32_t columns;  // of a group: 128, or 64 where a tile has no more
+  CAKE_ROUTER_HOST_DEVICE explicit RouterPlanes(const RouterWork& work) : columns(work.blocks == 1 ? 64 : 128) {}
+  CAKE_ROUTER_HOST_DEVICE int32_t half_bytes() const { return columns * 16; }
+  CAKE_ROUTER_HOST_DEVICE int32_t term_bytes() const { return columns * 32; }
+  // Of a tile's column in a step's planes.
+  CAKE_ROUTER_HOST_DEVICE int32_t offset(int32_t column) const {
+    const int32_t group = column / columns;
+    return group * kRouterTerms * term_bytes() + (column - group * columns) * 16;
+  }
 };
 
 // Steps first .. first + count - 1 of all tiles' steps, tile after tile.
@@ -42,6 +57,7 @@ struct RouterUnit {
 struct RouterSegment {
   int32_t tile, first_step, end_step;
   int32_t slot;  // where partial sums go; -1: the output
+  int32_t rank;  // of the CTA among those that share the tile
 };
 
 CAKE_ROUTER_HOST_DEVICE int64_t router_range_begin(const RouterWork& work, int32_t range) {
@@ -58,8 +74,10 @@ CAKE_ROUTER_HOST_DEVICE RouterUnit router_unit(const RouterWork& work, int32_t u
 }
 
 // The segment that begins at step `at` of a unit.
-CAKE_ROUTER_HOST_DEVICE RouterSegment router_segment(const RouterWork& work, int32_t unit, const RouterUnit& range, int64_t at) {
+CAKE_ROUTER_HOST_DEVICE RouterSegment router_segment(const RouterWork& work, int32_t unit, const RouterUnit& range, int64_t at,
+                                                     int32_t rank) {
   RouterSegment segment;
+  segment.rank = rank;
   segment.tile = static_cast<int32_t>(at / work.steps);
   const int64_t tile_first = int64_t{segment.tile} * work.steps;
   segment.first_step = static_cast<int32_t>(at - tile_first);
@@ -70,6 +88,15 @@ CAKE_ROUTER_HOST_DEVICE RouterSegment router_segment(const RouterWork& work, int
   const bool whole = range.first <= tile_first && range.end >= tile_first + work.steps;
   segment.slot = whole ? -1 : work.units_per_tile > 1 ? unit : 2 * unit + (segment.first_step == 0);
   return segment;
+}
+
+// What a CTA keeps of a tile, or of a slot, is stored one after the other.
+CAKE_ROUTER_HOST_DEVICE int64_t router_place(const RouterWork& work, int32_t tile_or_slot, int32_t rank) {
+  return int64_t{tile_or_slot} * work.ctas + rank;
+}
+
+CAKE_ROUTER_HOST_DEVICE int64_t router_first_row(const RouterWork& work, int32_t tile, int32_t rank) {
+  return router_place(work, tile / work.column_tiles, rank) * kRouterRows;
 }
 
 // The units that hold the partial sums of a tile, first to last; none where one unit holds all of it.

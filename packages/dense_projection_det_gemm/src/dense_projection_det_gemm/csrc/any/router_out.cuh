@@ -12,7 +12,7 @@ namespace dense_projection_det_gemm {
 
 template <class Element, bool kRowsAdjacent>
 struct RouterPortable {
-  static constexpr int kStages = 4;
+  static constexpr int kStages = 4, kHalfBytes = kRouterBlock * 16;
   using Loaded = typename RouterLoaded<Element>::Type;
   using Fragments = RouterFragments<Element>;
 
@@ -76,9 +76,13 @@ struct RouterPortable {
     }
   }
 
-  __device__ static __forceinline__ void copy_q(uint32_t stage, const char* planes) {
+  // The block's part of the planes, [term][half][64][8] in shared memory.
+  __device__ static __forceinline__ void copy_q(uint32_t stage, const char* planes, const RouterPlanes& layout) {
     constexpr int kUnits = kRouterBlockBytes / 16;
-    for (int unit = threadIdx.x; unit < kUnits; unit += kRouterOutThreads) ptx::cp_async_16(stage + 16 * unit, planes + 16 * unit);
+    for (int unit = threadIdx.x; unit < kUnits; unit += kRouterOutThreads) {
+      const int half = unit / kRouterBlock, column = unit % kRouterBlock;
+      ptx::cp_async_16(stage + 16 * unit, planes + half * layout.half_bytes() + 16 * column);
+    }
   }
 
   // Two neighbouring fragments of 16 x 8 of each term.
@@ -87,9 +91,9 @@ struct RouterPortable {
     for (int pair = 0; pair < 4; ++pair) {
       uint32_t b[kRouterTerms][4];
       const int matrix = lane >> 3;
-      const uint32_t address = stage + (matrix & 1) * (kRouterPlaneBytes / 2) + (2 * pair + (matrix >> 1)) * 128 + (lane & 7) * 16;
+      const uint32_t address = stage + (matrix & 1) * kHalfBytes + (2 * pair + (matrix >> 1)) * 128 + (lane & 7) * 16;
 #pragma unroll
-      for (int t = 0; t < kRouterTerms; ++t) ptx::ldmatrix_x4(b[t], address + t * kRouterPlaneBytes);
+      for (int t = 0; t < kRouterTerms; ++t) ptx::ldmatrix_x4(b[t], address + t * 2 * kHalfBytes);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         float sum[4] = {0.f, 0.f, 0.f, 0.f};
@@ -113,9 +117,10 @@ struct RouterPortable {
     const RouterTarget target = router_target(p, segment);
     if (kRouterBlock * block >= target.columns_left) return;
     const int64_t pitch = int64_t{p.work.blocks} * kRouterBlockBytes;
-    const char* planes = static_cast<const char*>(p.terms.planes) + int64_t{column_tile} * p.work.steps * pitch + block * kRouterBlockBytes;
+    const RouterPlanes layout(p.work);
+    const char* planes = static_cast<const char*>(p.terms.planes) + int64_t{column_tile} * p.work.steps * pitch + layout.offset(block * kRouterBlock);
     const auto fetch = [&](int step) {
-      if (step < segment.end_step) copy_q(ptx::shared_address(smem.q[step % kStages]), planes + step * pitch);
+      if (step < segment.end_step) copy_q(ptx::shared_address(smem.q[step % kStages]), planes + step * pitch, layout);
       ptx::cp_async_commit();
     };
     __syncthreads();  // the last segment's stages have been read
@@ -152,7 +157,7 @@ struct RouterPortable {
       const RouterUnit range = router_unit(p.work, unit);
       RouterRowState rows;
       for (int64_t next = range.first; next < range.end;) {
-        const RouterSegment segment = router_segment(p.work, unit, range, next);
+        const RouterSegment segment = router_segment(p.work, unit, range, next, 0);
         run_segment(p, *reinterpret_cast<Smem*>(bytes), segment, next == range.first || segment.first_step == 0, rows);
         next += segment.end_step - segment.first_step;
       }

@@ -1,8 +1,8 @@
 // The end of a router GEMM: adds the segments of tiles that several units share, in ascending order, and computes anew, in FP64 and in the
 // order of the depth, the elements that split products do not serve. Which those are depends on an element's own row and column alone.
 //
-// Reads slots, flags, P and Q; writes the output. A CTA has a tile and, where there are slots, 32 of its columns; without slots most CTAs
-// find no flag and are done.
+// Reads slots, flags, P and Q; writes the output. Where there are slots a CTA has 32 columns of a tile's 128 rows; else there is usually
+// nothing to do, and a look at the flags of Q's rows and at any_redo tells.
 #pragma once
 
 #include "any/router_split.cuh"
@@ -24,7 +24,7 @@ __device__ __forceinline__ float* output_element(const RouterOutParams& p, int64
 }
 
 // What is known of the rows of a tile and of 32 of its columns.
-__device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& smem, int tile, int row0, int column0, bool slots) {
+__device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0, int column0, bool slots) {
   const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
   const int flag_rows = (p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps, thread = threadIdx.x;
   if (thread < kRouterSpecialColumns) {
@@ -33,6 +33,7 @@ __device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& 
   }
   __syncthreads();
   uint32_t flags = 0;
+#pragma unroll 4
   for (int i = thread / kRouterSpecialColumns; i < flag_rows; i += kRouterSpecialThreads / kRouterSpecialColumns) {
     flags |= p.terms.flags[i * padded + column0 + thread % kRouterSpecialColumns];
   }
@@ -41,7 +42,8 @@ __device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& 
     uint32_t tiny = 0;
     if (slots) {
       const RouterSpan units = router_units_of_tile(p.work, tile);
-      for (int u = 0; u < units.count; ++u) tiny |= p.slot_tiny[int64_t{router_slot(p.work, units, u)} * kRouterRows + thread];
+#pragma unroll 4
+      for (int u = 0; u < units.count; ++u) tiny |= p.slot_tiny[router_place(p.work, router_slot(p.work, units, u), rank) * kRouterRows + thread];
     }
     smem.row_tiny[thread] = tiny;
     smem.redo[thread] = 0;
@@ -62,40 +64,27 @@ struct SpecialQuad {
 };
 
 // The sums of a tile's slots in 32 columns, to the output; sets bits of smem.redo instead where they cannot serve.
-__device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem& smem, int tile, int row0, int column0, int group) {
-  constexpr int kQuads = kRouterRows * kRouterSpecialColumns / 4 / kRouterSpecialThreads;
+__device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0, int column0, int group) {
+  constexpr int kQuads = kRouterRows * kRouterSpecialColumns / 4;
   const RouterSpan units = router_units_of_tile(p.work, tile);
   const bool transposed = router_slots_transposed(p);
   const int width = p.work.blocks * kRouterBlock, tile_column = group * kRouterSpecialColumns;
-  const int64_t slot_elements = int64_t{kRouterRows} * width;
-  int offsets[kQuads];
-  bool any[kQuads];
-  float4 totals[kQuads];
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    const SpecialQuad quad(threadIdx.x + i * kRouterSpecialThreads, transposed);
-    offsets[i] = transposed ? (tile_column + quad.column) * kRouterRows + quad.row : quad.row * width + tile_column + quad.column;
-    any[i] = row0 + quad.row < p.work.rows && column0 + quad.column < p.work.columns;
-    totals[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-  }
 #pragma unroll 1
-  for (int u = 0; u < units.count; ++u) {
-    const float* slot = p.slots + router_slot(p.work, units, u) * slot_elements;
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      if (!any[i]) continue;
-      const float4 part = *reinterpret_cast<const float4*>(slot + offsets[i]);
-      totals[i].x = __fadd_rn(totals[i].x, part.x);
-      totals[i].y = __fadd_rn(totals[i].y, part.y);
-      totals[i].z = __fadd_rn(totals[i].z, part.z);
-      totals[i].w = __fadd_rn(totals[i].w, part.w);
+  for (int index = threadIdx.x; index < kQuads; index += kRouterSpecialThreads) {
+    const SpecialQuad quad(index, transposed);
+    if (row0 + quad.row >= p.work.rows || column0 + quad.column >= p.work.columns) continue;
+    const int offset = transposed ? (tile_column + quad.column) * kRouterRows + quad.row : quad.row * width + tile_column + quad.column;
+    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 4
+    for (int u = 0; u < units.count; ++u) {
+      const int64_t place = router_place(p.work, router_slot(p.work, units, u), rank);
+      const float4 part = *reinterpret_cast<const float4*>(p.slots + place * (kRouterRows * width) + offset);
+      total.x = __fadd_rn(total.x, part.x);
+      total.y = __fadd_rn(total.y, part.y);
+      total.z = __fadd_rn(total.z, part.z);
+      total.w = __fadd_rn(total.w, part.w);
     }
-  }
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    if (!any[i]) continue;
-    const SpecialQuad quad(threadIdx.x + i * kRouterSpecialThreads, transposed);
-    float results[4] = {totals[i].x, totals[i].y, totals[i].z, totals[i].w};
+    float results[4] = {total.x, total.y, total.z, total.w};
     bool inside = true;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -122,8 +111,8 @@ __device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem&
 }
 
 // Elements that the main program has finished.
-__device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSmem& smem, int tile, int row0, int column0, int group) {
-  const uint8_t* row_redo = p.redo + (int64_t{tile} * p.work.blocks + group * kRouterSpecialColumns / kRouterBlock) * kRouterRows;
+__device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0, int column0, int group) {
+  const uint8_t* row_redo = p.redo + (router_place(p.work, tile, rank) * p.work.blocks + group * kRouterSpecialColumns / kRouterBlock) * kRouterRows;
   for (int i = threadIdx.x; i < kRouterRows * kRouterSpecialColumns; i += kRouterSpecialThreads) {
     const int row = i / kRouterSpecialColumns, column = i % kRouterSpecialColumns;
     const int flags = smem.column_flags[column];
@@ -135,7 +124,7 @@ __device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSm
 }
 
 // 32 rows and 32 columns; a thread has four columns of a row.
-__device__ __forceinline__ void compute_special(const RouterSpecialParams& p, SpecialSmem& smem, int first_row, int row0, int column0) {
+__device__ __forceinline__ void compute_special(const RouterSpecialParams& p, SpecialSmem& smem, int first_row, int64_t row0, int column0) {
   const RouterWork& work = p.main.work;
   const int row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;
   double sum[4] = {0., 0., 0., 0.};
@@ -157,6 +146,7 @@ __device__ __forceinline__ void compute_special(const RouterSpecialParams& p, Sp
     }
     __syncthreads();
     const int depth = min(32, work.depth - k0);
+#pragma unroll 4
     for (int k = 0; k < depth; ++k) {
       const double x = smem.p[row][k];
 #pragma unroll
@@ -170,49 +160,52 @@ __device__ __forceinline__ void compute_special(const RouterSpecialParams& p, Sp
   }
 }
 
-}  // namespace dense_projection_det_gemm
-
-extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterSpecialThreads)
-    router_special_any(const __grid_constant__ dense_projection_det_gemm::RouterSpecialParams p) {
-  using namespace dense_projection_det_gemm;
-  __shared__ SpecialSmem smem;
+// A CTA's part of a tile, or `groups` times 32 of its columns from `group` on.
+__device__ __forceinline__ void end_tile(const RouterSpecialParams& p, SpecialSmem& smem, int place, int group, int groups) {
   const RouterWork& work = p.main.work;
-  const int tile = blockIdx.x, row_tile = tile / work.column_tiles, width = work.blocks * kRouterBlock;
-  const int row0 = row_tile * kRouterRows, tile_column = (tile - row_tile * work.column_tiles) * width;
-  const int64_t padded = int64_t{work.column_tiles} * width;
-  const int flag_rows = (work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps;
-  cake::ptx::launch_dependents();
-  cake::ptx::wait_for_predecessor();
-
+  const int tile = place / work.ctas, rank = place - tile * work.ctas, tile_column = tile % work.column_tiles * work.blocks * kRouterBlock;
+  const int64_t row0 = router_first_row(work, tile, rank);
+  if (row0 >= work.rows) return;
   const bool slots = router_units_of_tile(work, tile).count > 0;
-  int groups = width / kRouterSpecialColumns, group = 0;
-  if (gridDim.y > 1) {
-    group = blockIdx.y;
-    groups = group + 1;
-  }
-  if (!slots) {
-    uint32_t found = 0;
-    const int columns = min(width, work.columns - tile_column), words = (columns + 3) / 4;
-    for (int i = threadIdx.x; i < flag_rows * words; i += kRouterSpecialThreads) {
-      const int flag_row = i / words;
-      found |= reinterpret_cast<const uint32_t*>(p.main.terms.flags + flag_row * padded + tile_column)[i - flag_row * words];
-    }
-    const int blocks = (columns + kRouterBlock - 1) / kRouterBlock;
-    const uint32_t* redo = reinterpret_cast<const uint32_t*>(p.main.redo + int64_t{tile} * work.blocks * kRouterRows);
-    for (int i = threadIdx.x; i < blocks * kRouterRows / 4; i += kRouterSpecialThreads) found |= redo[i];
-    if (!__syncthreads_or(found != 0)) return;
-  }
-  for (; group < groups; ++group) {
+  for (int end = group + groups; group < end; ++group) {
     const int column0 = tile_column + group * kRouterSpecialColumns;
     if (column0 >= work.columns) return;
     __syncthreads();
-    describe(p.main, smem, tile, row0, column0, slots);
+    describe(p.main, smem, tile, rank, row0, column0, slots);
     __syncthreads();
-    slots ? sum_slots(p.main, smem, tile, row0, column0, group) : find_special(p.main, smem, tile, row0, column0, group);
+    slots ? sum_slots(p.main, smem, tile, rank, row0, column0, group) : find_special(p.main, smem, tile, rank, row0, column0, group);
     __syncthreads();
     for (int first_row = 0; first_row < kRouterRows; first_row += 32) {
       const uint32_t redo = threadIdx.x < 32 ? smem.redo[first_row + threadIdx.x] : 0;
       if (__syncthreads_or(redo != 0)) compute_special(p, smem, first_row, row0, column0);
     }
+  }
+}
+
+// Whether any column has elements that a split does not serve, or the product has marked anything.
+__device__ __forceinline__ bool is_anything_special(const RouterOutParams& p) {
+  const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
+  const int64_t words = padded * ((p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps) / 4;
+  uint32_t found = *p.terms.any_redo;
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < words; i += kRouterSpecialThreads) found |= reinterpret_cast<const uint32_t*>(p.terms.flags)[i];
+  return __syncthreads_or(found != 0);
+}
+
+}  // namespace dense_projection_det_gemm
+
+extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterSpecialThreads, 3)
+    router_special_any(const __grid_constant__ dense_projection_det_gemm::RouterSpecialParams p) {
+  using namespace dense_projection_det_gemm;
+  __shared__ SpecialSmem smem;
+  const RouterWork& work = p.main.work;
+  const int places = work.row_tiles * work.column_tiles * work.ctas, groups = work.blocks * kRouterBlock / kRouterSpecialColumns;
+  cake::ptx::launch_dependents();
+  cake::ptx::wait_for_predecessor();
+  if (work.units_per_tile == 1) {
+    if (!is_anything_special(p.main)) return;
+    for (int place = blockIdx.x; place < places; place += gridDim.x) end_tile(p, smem, place, 0, groups);
+  } else {
+    end_tile(p, smem, blockIdx.x, blockIdx.y, 1);
   }
 }

@@ -151,10 +151,8 @@ struct RouterRowState {
 // Fragments from the elements of a step; of the rows' first step where `first`.
 __device__ __forceinline__ void make_fragments(RouterFragments<float>& a, RouterRaw& raw, RouterRowState& rows, bool first) {
   if (first) rows.take_hint(raw);
-#ifndef ROUTER_NOWATCH
   rows.watch(raw);
   rows.scale(raw);
-#endif
   split(a, raw);
 }
 

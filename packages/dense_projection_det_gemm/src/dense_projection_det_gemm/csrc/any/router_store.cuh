@@ -1,5 +1,6 @@
 // Where a block of 16 rows of a warp and 64 columns goes: the output, sums of segments in it, or a slot of partial sums. A lane holds
-// totals[4 j + i]: row g + 8 (i >> 1) (or 2 g + (i >> 1), where rows lie next to each other), column 8 j + 2 c + (i & 1).
+// totals[4 j + i]: row g + 8 (i >> 1), or 2 g + (i >> 1) where rows are adjacent in memory, and column 16 (j >> 1) + 4 c + 2 (j & 1) + (i & 1): Q's
+// planes are ordered so that two neighbouring fragments give a lane four columns next to each other (g = lane >> 2, c = lane & 3).
 #pragma once
 
 #include "any/router_split.cuh"
@@ -15,7 +16,7 @@ struct RouterTarget {
 
 __device__ __forceinline__ RouterTarget router_target(const RouterOutParams& p, const RouterSegment& segment) {
   const int row_tile = segment.tile / p.work.column_tiles;
-  const int64_t row = int64_t{row_tile} * kRouterRows, width = int64_t{p.work.blocks} * kRouterBlock;
+  const int64_t row = router_first_row(p.work, segment.tile, segment.rank), width = int64_t{p.work.blocks} * kRouterBlock;
   const int64_t column = (segment.tile - row_tile * p.work.column_tiles) * width;
   RouterTarget target;
   target.rows_left = static_cast<int32_t>(p.work.rows - row);
@@ -33,90 +34,99 @@ __device__ __forceinline__ RouterTarget router_target(const RouterOutParams& p, 
     const bool transposed = router_slots_transposed(p);
     target.row_stride = transposed ? 1 : width;
     target.column_stride = transposed ? kRouterRows : 1;
-    target.data = p.slots + segment.slot * (kRouterRows * width);
+    target.data = p.slots + router_place(p.work, segment.slot, segment.rank) * (kRouterRows * width);
   }
   return target;
 }
 
-// The lane's part of a block in memory: 16 pairs of elements next to each other or, where strides or an odd extent forbid that, 32 elements.
+// The lane's part of a block in memory: eight fours of elements next to each other along columns, or 16 pairs along rows, or where strides or
+// an odd extent forbid that 32 elements.
 template <bool kPairedRows>
 struct RouterPlace {
   static constexpr int kNextRow = kPairedRows ? 1 : 8;
-  float* data;
+  float* data;  // of the lane's first row and column
   int64_t row_stride, column_stride;
-  int rows_left, columns_left;  // from the lane's first row and the block's column 2 c
-  bool paired;
+  int rows_left, columns_left;  // from there
+  bool wide;
 
   __device__ __forceinline__ RouterPlace(const RouterTarget& target, int row, int first_column, int c)
-      : data(target.data + row * target.row_stride + (first_column + 2 * c) * target.column_stride),
+      : data(target.data + row * target.row_stride + (first_column + 4 * c) * target.column_stride),
         row_stride(target.row_stride),
         column_stride(target.column_stride),
         rows_left(target.rows_left - row),
-        columns_left(target.columns_left - first_column - 2 * c),
-        paired(kPairedRows ? row_stride == 1 && target.rows_left % 2 == 0 : column_stride == 1 && target.columns_left % 2 == 0) {}
+        columns_left(target.columns_left - first_column - 4 * c),
+        wide(kPairedRows ? row_stride == 1 && target.rows_left % 2 == 0 : column_stride == 1 && target.columns_left % 4 == 0) {}
 
-  __device__ __forceinline__ bool has_pair(int j, int i) const {
-    return kPairedRows ? rows_left > 0 && columns_left > 8 * j + i : rows_left > 8 * i && columns_left > 8 * j;
-  }
-  __device__ __forceinline__ float2* pair(int j, int i) const {
-    return reinterpret_cast<float2*>(data + (kPairedRows ? (8 * j + i) * column_stride : 8 * j + 8 * i * row_stride));
-  }
-  // Which of the four elements of fragment j a pair has.
-  __device__ static constexpr int left(int j, int i) { return 4 * j + (kPairedRows ? i : 2 * i); }
-  __device__ static constexpr int right(int j, int i) { return 4 * j + (kPairedRows ? 2 + i : 2 * i + 1); }
+  // Row and column of element e from the lane's first.
+  __device__ static constexpr int row_of(int e) { return (e >> 1 & 1) * kNextRow; }
+  __device__ static constexpr int column_of(int e) { return 16 * (e >> 3) + 2 * (e >> 2 & 1) + (e & 1); }
+  // First element of a four (two rows, four groups of columns) or of a pair (16 columns); the others are 1, 4, 5 or 2 further.
+  __device__ static constexpr int four(int n) { return 8 * (n >> 1) + 2 * (n & 1); }
+  __device__ static constexpr int pair(int n) { return 4 * (n >> 1) + (n & 1); }
 
-  template <class Function>
-  __device__ __forceinline__ void each_element(const Function& function) const {
-#pragma unroll 1
-    for (int e = 0; e < 32; ++e) {
-      const int row = (e >> 1 & 1) * kNextRow, column = (e >> 2) * 8 + (e & 1);
-      if (row < rows_left && column < columns_left) function(e, data + row * row_stride + column * column_stride);
-    }
-  }
+  __device__ __forceinline__ bool inside(int e) const { return row_of(e) < rows_left && column_of(e) < columns_left; }
+  __device__ __forceinline__ float* at(int e) const { return data + row_of(e) * row_stride + column_of(e) * column_stride; }
 
   __device__ __forceinline__ void add(float (&totals)[32]) const {
-    if (!paired) {
+    if (!wide) {
 #pragma unroll
       for (int e = 0; e < 32; ++e) {
-        const int row = (e >> 1 & 1) * kNextRow, column = (e >> 2) * 8 + (e & 1);
-        if (row < rows_left && column < columns_left) totals[e] = __fadd_rn(data[row * row_stride + column * column_stride], totals[e]);
+        if (inside(e)) totals[e] = __fadd_rn(*at(e), totals[e]);
       }
-      return;
-    }
+    } else if constexpr (kPairedRows) {
 #pragma unroll
-    for (int half = 0; half < 8; half += 4) {
-      float2 sums[4][2];
+      for (int half = 0; half < 16; half += 8) {  // loads before additions, but not all of them at once
+        float2 sums[8];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+        for (int n = 0; n < 8; ++n) {
+          const int e = pair(half + n);
+          sums[n] = inside(e) ? *reinterpret_cast<const float2*>(at(e)) : make_float2(0.f, 0.f);
+        }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) sums[j][i] = has_pair(half + j, i) ? *pair(half + j, i) : make_float2(0.f, 0.f);
+        for (int n = 0; n < 8; ++n) {
+          const int e = pair(half + n);
+          totals[e] = __fadd_rn(sums[n].x, totals[e]);
+          totals[e + 2] = __fadd_rn(sums[n].y, totals[e + 2]);
+        }
       }
+    } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
+      for (int half = 0; half < 8; half += 4) {
+        float4 sums[4];
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& x = totals[left(half + j, i)];
-          float& y = totals[right(half + j, i)];
-          x = __fadd_rn(sums[j][i].x, x);
-          y = __fadd_rn(sums[j][i].y, y);
+        for (int n = 0; n < 4; ++n) {
+          const int e = four(half + n);
+          sums[n] = inside(e) ? *reinterpret_cast<const float4*>(at(e)) : make_float4(0.f, 0.f, 0.f, 0.f);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const int e = four(half + n);
+          totals[e] = __fadd_rn(sums[n].x, totals[e]);
+          totals[e + 1] = __fadd_rn(sums[n].y, totals[e + 1]);
+          totals[e + 4] = __fadd_rn(sums[n].z, totals[e + 4]);
+          totals[e + 5] = __fadd_rn(sums[n].w, totals[e + 5]);
         }
       }
     }
   }
 
   __device__ __forceinline__ void store(const float (&totals)[32]) const {
-    if (!paired) {
-      float results[32];
+    if (!wide) {
 #pragma unroll
-      for (int e = 0; e < 32; ++e) results[e] = totals[e];
-      each_element([&](int e, float* at) { *at = results[e]; });
-      return;
-    }
+      for (int e = 0; e < 32; ++e) {
+        if (inside(e)) *at(e) = totals[e];
+      }
+    } else if constexpr (kPairedRows) {
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
+      for (int n = 0; n < 16; ++n) {
+        const int e = pair(n);
+        if (inside(e)) *reinterpret_cast<float2*>(at(e)) = make_float2(totals[e], totals[e + 2]);
+      }
+    } else {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (has_pair(j, i)) *pair(j, i) = make_float2(totals[left(j, i)], totals[right(j, i)]);
+      for (int n = 0; n < 8; ++n) {
+        const int e = four(n);
+        if (inside(e)) *reinterpret_cast<float4*>(at(e)) = make_float4(totals[e], totals[e + 1], totals[e + 4], totals[e + 5]);
       }
     }
   }
@@ -135,38 +145,39 @@ template <bool kPairedRows>
 __device__ __forceinline__ void finish_block(const RouterOutParams& p, const RouterSegment& segment, float (&x)[32], int row,
                                              int first_column, const RouterRows& rows, int lane) {
   const int g = lane >> 2, c = lane & 3;
-  const int64_t column = int64_t{segment.tile % p.work.column_tiles} * p.work.blocks * kRouterBlock + first_column + 2 * c;
-  const bool plain = __all_sync(0xffffffffu, (rows.exponent[0] | rows.exponent[1]) == 0);
+  const int64_t column = int64_t{segment.tile % p.work.column_tiles} * p.work.blocks * kRouterBlock + first_column + 4 * c;
   bool redo[2] = {false, false};
+  float4 factors[4];
+  float least_factor = 1.f, zero = 0.f;  // inf and NaN times zero are NaN
 #pragma unroll
-  for (int quarter = 0; quarter < 4; ++quarter) {
-    float* y = x + 8 * quarter;
-    bool simple = plain, again[2] = {false, false};
-    float2 factors[2];
+  for (int n = 0; n < 4; ++n) {
+    factors[n] = __ldg(reinterpret_cast<const float4*>(p.terms.factors + column + 16 * n));
+    least_factor = fminf(least_factor, fminf(fminf(factors[n].x, factors[n].y), fminf(factors[n].z, factors[n].w)));
+  }
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      factors[j] = __ldg(reinterpret_cast<const float2*>(p.terms.factors + column + 16 * quarter + 8 * j));
-      simple = simple && factors[j].x != 0.f && factors[j].y != 0.f;
+  for (int e = 0; e < 32; ++e) zero = __fmaf_rn(x[e], 0.f, zero);
+  const bool plain = (rows.exponent[0] | rows.exponent[1]) == 0 && !rows.tiny[0] && !rows.tiny[1];
+  if (plain && least_factor > 0.f && zero == 0.f) {
+#pragma unroll
+    for (int e = 0; e < 32; ++e) {
+      const float4& by = factors[e >> 3];
+      x[e] = __fmul_rn(x[e], e & 4 ? (e & 1 ? by.w : by.z) : (e & 1 ? by.y : by.x));
     }
+  } else {
 #pragma unroll
-    for (int e = 0; e < 8; ++e) again[e >> 1 & 1] |= must_redo(y[e], rows.tiny[e >> 1 & 1]);
-    redo[0] |= again[0], redo[1] |= again[1];
-    if (simple && !again[0] && !again[1]) {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) y[e] = __fmul_rn(y[e], e & 1 ? factors[e >> 2].y : factors[e >> 2].x);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int exponent = rows.exponent[e >> 1 & 1] + p.terms.exponents[column + 16 * quarter + 8 * (e >> 2) + (e & 1)];
-        y[e] = marked(scale_by(y[e], -exponent), must_redo(y[e], rows.tiny[e >> 1 & 1]));
-      }
+    for (int e = 0; e < 32; ++e) {
+      const int exponent = rows.exponent[e >> 1 & 1] + p.terms.exponents[column + RouterPlace<kPairedRows>::column_of(e)];
+      const bool again = must_redo(x[e], rows.tiny[e >> 1 & 1]);
+      redo[e >> 1 & 1] |= again;
+      x[e] = marked(scale_by(x[e], -exponent), again);
     }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const unsigned votes = __ballot_sync(0xffffffffu, redo[i]);
+    if (votes != 0 && lane == 0) *p.terms.any_redo = 1;
     if (c == 0) {
-      uint8_t* flags = p.redo + (int64_t{segment.tile} * p.work.blocks + first_column / kRouterBlock) * kRouterRows;
+      uint8_t* flags = p.redo + (router_place(p.work, segment.tile, segment.rank) * p.work.blocks + first_column / kRouterBlock) * kRouterRows;
       flags[row + RouterPlace<kPairedRows>::kNextRow * i] = (votes >> (4 * g) & 15) != 0;
     }
   }
@@ -193,8 +204,8 @@ __device__ __forceinline__ void store_rows(const RouterOutParams& p, const Route
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = first_row + (kPairedRows ? 2 * g + i : g + 8 * i);
-    p.row_exponents[segment.tile / p.work.column_tiles * kRouterRows + row] = rows.exponent[i];
-    if (segment.slot >= 0) p.slot_tiny[int64_t{segment.slot} * kRouterRows + row] = rows.tiny[i];
+    p.row_exponents[router_first_row(p.work, segment.tile, segment.rank) + row] = rows.exponent[i];
+    if (segment.slot >= 0) p.slot_tiny[router_place(p.work, segment.slot, segment.rank) * kRouterRows + row] = rows.tiny[i];
   }
 }
 

@@ -1,4 +1,4 @@
-// Q as scaled BF16 terms: planes[column tile][step][block][term][half][64][8], exponents, factors and flags of its rows.
+// Q as scaled BF16 terms (RouterPlanes), exponents, factors and flags of its rows.
 //
 // Reads Q [columns, depth], writes all of the planes (zeros past the edges). A thread holds 16 elements of a column at a time; a CTA has a
 // block of 64 columns and kRouterTermsSteps steps. The scale of a row of Q comes from its first kRouterHint elements, so that CTAs need
@@ -9,6 +9,12 @@
 #include "cake/ptx/grid_dependency.cuh"
 
 namespace dense_projection_det_gemm {
+
+// Where in a block's planes a column stands: so that two neighbouring fragments of an accumulator give a lane four columns next to each
+// other, the inverse of router_store.cuh's column_of.
+__device__ __forceinline__ int place_in_block(int column) {
+  return (column & 48) | (column & 2) << 2 | (column & 12) >> 1 | (column & 1);
+}
 
 // Element i of 16 for a lane that takes them in order, as the order of a step's planes is: halves of 8, interleaved or not.
 __device__ __forceinline__ constexpr int place_in_step(int i, bool interleaved) {
@@ -34,7 +40,7 @@ __device__ __forceinline__ void load_step(float (&x)[kRouterStep], const RouterO
 }
 
 template <bool kInterleaved>
-__device__ __forceinline__ void store_terms(char* block, int row, float (&x)[kRouterStep]) {
+__device__ __forceinline__ void store_terms(char* planes, const RouterPlanes& layout, float (&x)[kRouterStep]) {
 #pragma unroll
   for (int t = 0; t < kRouterTerms; ++t) {
     uint32_t halves[2][4];
@@ -48,7 +54,7 @@ __device__ __forceinline__ void store_terms(char* block, int row, float (&x)[kRo
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint4* destination = reinterpret_cast<uint4*>(block + t * kRouterPlaneBytes + half * (kRouterPlaneBytes / 2) + 16 * row);
+      uint4* destination = reinterpret_cast<uint4*>(planes + t * layout.term_bytes() + half * layout.half_bytes());
       *destination = make_uint4(halves[half][0], halves[half][1], halves[half][2], halves[half][3]);
     }
   }
@@ -81,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterT
   for (int i = 0; i < kRouterStep; ++i) largest = max(largest, __float_as_uint(first[i]) & kMagnitudeBits);
   const int exponent = column_exponent(largest);
   const float up = power_of_two(exponent >> 1), up_again = power_of_two(exponent - (exponent >> 1));
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.terms.any_redo = 0;
   if (blockIdx.x == 0 && lane_step == 0) {
     p.terms.exponents[column] = exponent;
     p.terms.factors[column] = exponent <= 126 ? power_of_two(-exponent) : 0.f;
@@ -97,9 +104,10 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterT
       largest = max(largest, __float_as_uint(x[i][j]) & kMagnitudeBits);
       x[i][j] = __fmul_rn(__fmul_rn(x[i][j], up), up_again);
     }
-    const int64_t place = (int64_t{column_tile} * p.work.steps + step0 + i) * p.work.blocks + block_in_tile;
-    char* destination = static_cast<char*>(p.terms.planes) + place * kRouterBlockBytes;
-    p.terms.interleaved ? store_terms<true>(destination, row, x[i]) : store_terms<false>(destination, row, x[i]);
+    const int64_t place = (int64_t{column_tile} * p.work.steps + step0 + i) * p.work.blocks;
+    const RouterPlanes layout(p.work);
+    char* destination = static_cast<char*>(p.terms.planes) + place * kRouterBlockBytes + layout.offset(block_in_tile * kRouterBlock + place_in_block(row));
+    p.terms.interleaved ? store_terms<true>(destination, layout, x[i]) : store_terms<false>(destination, layout, x[i]);
   }
   const int found = (is_tiny(least_key, column_lowest(exponent)) ? kRouterTiny : 0) |
                     (largest != 0 && binade(largest) + exponent > kRouterColumnHighest ? kRouterWide : 0);

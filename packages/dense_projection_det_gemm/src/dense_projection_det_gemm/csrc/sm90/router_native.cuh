@@ -1,12 +1,12 @@
-// D = P Q^T to FP32 accuracy on Hopper: tiles of 128 rows and up to four blocks of 64 columns, two consumer warpgroups of 64 rows each.
+// D = P Q^T to FP32 accuracy on Hopper: a cluster of two CTAs has a tile of 2 x 128 rows and 256 or 64 columns, a consumer warpgroup 64 rows.
 //
 // P comes as it is, by cp.async, and is split into its terms on the way to the registers that wgmma reads; Q comes as planes of terms, by
-// bulk copy. For each step of 16 along the depth and each block of columns, the kept products of terms, smallest first, go to a fresh
-// accumulator, which is then added to FP32 totals: tensor cores truncate, ordinary additions round. While a block is added, the next
-// one's products run. Order of accumulation: products in a step, steps ascending, segments ascending (router_work.h).
+// bulk copies of half of them by each CTA to both. For each step of 16 along the depth and each group of columns, the kept products of terms,
+// smallest first, go to a fresh accumulator, which is then added to FP32 totals: tensor cores truncate, ordinary additions round. While one
+// warpgroup adds, the other's products run. Order of accumulation: products in a step, steps ascending, segments ascending (router_work.h).
 //
-//   full[stage]   128 producer threads, when their copies of P have landed; 1 for Q's bytes
-//   empty[stage]  8 consumer warps
+//   full[stage]   128 producer threads, when their copies of P have landed; 1 for Q's bytes, from both CTAs
+//   empty[stage]  8 consumer warps of each CTA
 #pragma once
 
 #include "any/router_store.cuh"
@@ -20,6 +20,8 @@ namespace dense_projection_det_gemm {
 
 template <class Element, bool kRowsAdjacent, int kBlocks>
 struct RouterNative {
+  static constexpr int kColumns = kBlocks == 1 ? 64 : 128;  // of an instruction
+  static constexpr int kGroups = kBlocks * kRouterBlock / kColumns, kSums = kColumns / 2;
   static constexpr bool kSplitP = kTermsOf<Element> > 1;
   static constexpr int kPBytes = kRouterRows * kRouterStep * static_cast<int>(sizeof(Element));
   static constexpr int kQBytes = kBlocks * kRouterBlockBytes;
@@ -64,9 +66,11 @@ struct RouterNative {
     }
   }
 
-  __device__ static __forceinline__ void produce(const RouterOutParams& p, Smem& smem, int thread) {
+  __device__ static __forceinline__ void produce(const RouterOutParams& p, Smem& smem, int thread, int rank) {
+    constexpr int kShare = kQBytes / kRouterCtas;  // of a stage's planes, which each CTA copies to all of the cluster
+    constexpr uint16_t kEverybody = (1 << kRouterCtas) - 1;
     Place at;
-    for (int unit = blockIdx.x; unit < p.work.units; unit += gridDim.x) {
+    for (int unit = blockIdx.x / kRouterCtas; unit < p.work.units; unit += gridDim.x / kRouterCtas) {
       const RouterUnit range = router_unit(p.work, unit);
       int tile = static_cast<int>(range.first / p.work.steps);
       int step = static_cast<int>(range.first - int64_t{tile} * p.work.steps);
@@ -75,17 +79,13 @@ struct RouterNative {
 #pragma unroll 1
       for (int64_t left = range.end - range.first; left > 0; --left) {
         smem.ring.wait_empty(at);
-#ifdef ROUTER_NOLOAD
-        ptx::mbarrier_arrive(smem.ring.full(at));
-        if (thread == 0) ptx::mbarrier_arrive(smem.ring.full(at));
-#else
-        copy_p(p, ptx::shared_address(smem.p[at.stage]), row_tile * kRouterRows, step * kRouterStep, thread);
+        copy_p(p, ptx::shared_address(smem.p[at.stage]), (row_tile * kRouterCtas + rank) * kRouterRows, step * kRouterStep, thread);
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(ptx::shared_address(smem.ring.full(at))) : "memory");
         if (thread == 0) {
           smem.ring.expect(at, kQBytes);
-          ptx::bulk_load(smem.q[at.stage], planes, kQBytes, smem.ring.full(at));
+          cuda::ptx::cp_async_bulk(cuda::ptx::space_cluster, cuda::ptx::space_global, smem.q[at.stage] + rank * kShare,
+                                   planes + rank * kShare, kShare, smem.ring.full(at), kEverybody);
         }
-#endif
         at.advance();
         planes += kQBytes;
         if (++step == p.work.steps) {
@@ -155,11 +155,11 @@ struct RouterNative {
     make_fragments(a, loaded, rows, first);
   }
 
-  __device__ static __forceinline__ void load_first(RouterRaw& raw, const RouterOutParams& p, int row0, int lane) {
+  __device__ static __forceinline__ void load_first(RouterRaw& raw, const RouterOutParams& p, int64_t row0, int lane) {
     const int g = lane >> 2, c = lane & 3;
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const int row = row0 + (kRowsAdjacent ? 2 * g + (r & 1) : g + 8 * (r & 1));
+      const int64_t row = row0 + (kRowsAdjacent ? 2 * g + (r & 1) : g + 8 * (r & 1));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int k = 4 * c + 2 * (r >> 1) + i;  // any place: the hint takes the largest
@@ -169,205 +169,140 @@ struct RouterNative {
     }
   }
 
-  __device__ static __forceinline__ void multiply(float (&acc)[32], const Fragments& a, uint64_t q) {
-    constexpr uint64_t kTerm = ptx::wgmma_advance(kRouterPlaneBytes);
-    using ptx::Major;
-    if constexpr (kSplitP) {
-      ptx::wgmma_bf16<Major::kK>(acc, a[2][0], a[2][1], a[2][2], a[2][3], q, false);
-      ptx::wgmma_bf16<Major::kK>(acc, a[1][0], a[1][1], a[1][2], a[1][3], q + kTerm, true);
-      ptx::wgmma_bf16<Major::kK>(acc, a[0][0], a[0][1], a[0][2], a[0][3], q + 2 * kTerm, true);
-      ptx::wgmma_bf16<Major::kK>(acc, a[1][0], a[1][1], a[1][2], a[1][3], q, true);
-      ptx::wgmma_bf16<Major::kK>(acc, a[0][0], a[0][1], a[0][2], a[0][3], q + kTerm, true);
-      ptx::wgmma_bf16<Major::kK>(acc, a[0][0], a[0][1], a[0][2], a[0][3], q, true);
-    } else {
-      ptx::wgmma_bf16<Major::kK>(acc, a[0][0], a[0][1], a[0][2], a[0][3], q + 2 * kTerm, false);
-      ptx::wgmma_bf16<Major::kK>(acc, a[0][0], a[0][1], a[0][2], a[0][3], q + kTerm, true);
-      ptx::wgmma_bf16<Major::kK>(acc, a[0][0], a[0][1], a[0][2], a[0][3], q, true);
-    }
-    ptx::wgmma_commit();
-  }
-
-  __device__ static __forceinline__ void promote(float (&totals)[32], float (&acc)[32]) {
-    ptx::wgmma_keep(acc);
-#pragma unroll
-    for (int i = 0; i < 32; ++i) totals[i] = __fadd_rn(totals[i], acc[i]);
-  }
-
-  // Blocks of 64 rows and 16 elements of the depth without a swizzle: units of 8 rows and 16 bytes, the halves of the depth 1024 bytes apart.
-  __device__ static __forceinline__ uint64_t plane_descriptor(uint32_t shared) {
-    constexpr uint64_t kLeading = kRouterPlaneBytes / 2, kStride = 128;
-    return (kLeading >> 4) << 16 | (kStride >> 4) << 32 | (shared & 0x3ffff) >> 4;
-  }
-
-  __device__ static __forceinline__ void begin_block(float (&acc)[32], Fragments& a, uint64_t q) {
+  // The kept products of a step and a group of columns, smallest first.
+  __device__ static __forceinline__ void multiply(float (&acc)[kSums], Fragments& a, uint64_t q) {
+    constexpr uint64_t kTerm = ptx::wgmma_advance(kColumns * 32);
+    const auto add = [&](int i, int j, bool accumulate) {
+      ptx::wgmma_bf16<ptx::Major::kK>(acc, a[i][0], a[i][1], a[i][2], a[i][3], q + j * kTerm, accumulate);
+    };
 #pragma unroll
     for (int t = 0; t < kTermsOf<Element>; ++t) ptx::wgmma_keep(a[t]);
     ptx::wgmma_keep(acc);
     ptx::wgmma_fence();
-    multiply(acc, a, q);
+    if constexpr (kSplitP) {
+      add(2, 0, false), add(1, 1, true), add(0, 2, true), add(1, 0, true), add(0, 1, true), add(0, 0, true);
+    } else {
+      add(0, 2, false), add(0, 1, true), add(0, 0, true);
+    }
+    ptx::wgmma_commit();
   }
 
-  // A consumer warp: its place in the ring, and sums of a segment that is complete but not stored. They are stored while the first
-  // products of the next segment run.
+  // Blocks of kColumns rows and 16 elements of the depth without a swizzle: units of 8 rows and 16 bytes.
+  __device__ static __forceinline__ uint64_t plane_descriptor(uint32_t shared) {
+    constexpr uint64_t kHalves = kColumns * 16, kEightRows = 128;
+    return (kHalves >> 4) << 16 | (kEightRows >> 4) << 32 | (shared & 0x3ffff) >> 4;
+  }
+
+  // A consumer warp: its place in the ring and the sums of its 16 rows.
   struct Consumer {
     const RouterOutParams& p;
     Smem& smem;
     int lane, warp_row;
     Place at;
-    float totals[kBlocks][32];
-
-    __device__ __forceinline__ uint64_t q() const { return plane_descriptor(ptx::shared_address(smem.q[at.stage])); }
+    float totals[kGroups][kSums];
 
     __device__ __forceinline__ void take(Fragments& a, RouterRowState& rows, const Place& from, bool first) {
       smem.ring.wait_full(from);
       take_fragments(a, rows, ptx::shared_address(smem.p[from.stage]), first, warp_row, lane);
     }
 
-    // After the last read of the stage.
-    __device__ __forceinline__ void release(Fragments& a) {
+    // One step with the fragments in a; leaves the next step's there.
+    __device__ __forceinline__ void step(Fragments& a, RouterRowState& rows, bool more) {
+      const uint64_t q = plane_descriptor(ptx::shared_address(smem.q[at.stage]));
+      Place next = at;
+      next.advance();
+      Fragments ahead;
+      float acc[kSums];
 #pragma unroll
-      for (int t = 0; t < kTermsOf<Element>; ++t) ptx::wgmma_keep(a[t]);
-      if (lane == 0) smem.ring.release(at);
-      at.advance();
-    }
-
-    __device__ __forceinline__ void store(const RouterSegment& segment, const RouterTarget& target, const RouterRows& rows, int block) {
-      if (kRouterBlock * block >= target.columns_left) return;
-      store_block<kRowsAdjacent>(p, segment, target, totals[block], warp_row, kRouterBlock * block, rows, lane);
-    }
-
-    __device__ __forceinline__ void store_all(const RouterSegment& segment, const RouterRows& rows) {
-      const RouterTarget target = router_target(p, segment);
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) store(segment, target, rows, b);
-    }
-
-    // The first step of a segment.
-#ifdef ROUTER_DEFER
-    __device__ __forceinline__ void first_step(Fragments& a, bool pending, const RouterSegment& before, const RouterRows& rows_before) {
-      const RouterTarget target = router_target(p, before);
-#else
-    __device__ __forceinline__ void first_step(Fragments& a) {
-#endif
-      constexpr uint64_t kBlock = ptx::wgmma_advance(kRouterBlockBytes);
-      const uint64_t first = q();
-      float acc[32];
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        begin_block(acc, a, first + b * kBlock);
-#ifdef ROUTER_DEFER
-        if (pending) store(before, target, rows_before, b);
-#endif
+      for (int group = 0; group < kGroups; ++group) {
+        multiply(acc, a, q + group * ptx::wgmma_advance(kRouterTerms * kColumns * 32));
+        if (group + 1 == kGroups && more) take(ahead, rows, next, false);
         ptx::wgmma_wait<0>();
         ptx::wgmma_keep(acc);
+        if (group + 1 == kGroups && lane < kRouterCtas) ptx::mbarrier_arrive_remote(smem.ring.empty(at), lane);
 #pragma unroll
-        for (int i = 0; i < 32; ++i) totals[b][i] = acc[i];
+        for (int i = 0; i < kSums; ++i) totals[group][i] = __fadd_rn(totals[group][i], acc[i]);
       }
-      release(a);
-    }
-
-    // Any other; leaves the next step's fragments in a.
-    __device__ __forceinline__ void step(Fragments& a, RouterRowState& rows, bool more) {
-      constexpr uint64_t kBlock = ptx::wgmma_advance(kRouterBlockBytes);
-      const uint64_t first = q();
-      float acc[2][32];
-      begin_block(acc[0], a, first);
-#pragma unroll
-      for (int b = 1; b < kBlocks; ++b) {
-        begin_block(acc[b & 1], a, first + b * kBlock);
-        ptx::wgmma_wait<1>();
-        promote(totals[b - 1], acc[(b - 1) & 1]);
-      }
-      Fragments ahead;
-      if (more) {
-        Place next = at;
-        next.advance();
-        take(ahead, rows, next, false);
-      }
-      ptx::wgmma_wait<0>();
-      release(a);
-      promote(totals[kBlocks - 1], acc[(kBlocks - 1) & 1]);
 #pragma unroll
       for (int t = 0; t < kTermsOf<Element>; ++t) {
+        ptx::wgmma_keep(a[t]);
 #pragma unroll
         for (int r = 0; r < 4; ++r) a[t][r] = ahead[t][r];
+      }
+      at = next;
+    }
+
+    __device__ __forceinline__ void sum_segment(const RouterSegment& segment, RouterRowState& rows) {
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) totals[group][i] = 0.f;
+      }
+      Fragments a;
+      take(a, rows, at, segment.first_step == 0);
+#pragma unroll 1
+      for (int step_index = segment.first_step; step_index < segment.end_step; ++step_index) {
+        step(a, rows, step_index + 1 < segment.end_step);
+      }
+    }
+
+    __device__ __forceinline__ void store(const RouterSegment& segment, const RouterRowState& rows) {
+      const RouterTarget target = router_target(p, segment);
+      const RouterRows found(rows);
+      store_rows<kRowsAdjacent>(p, segment, warp_row, found, lane);
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        if (kRouterBlock * block >= target.columns_left) continue;
+        float(&sums)[32] = *reinterpret_cast<float(*)[32]>(&totals[block * 32 / kSums][block * 32 % kSums]);
+        store_block<kRowsAdjacent>(p, segment, target, sums, warp_row, kRouterBlock * block, found, lane);
       }
     }
   };
 
-  __device__ static __forceinline__ void consume(const RouterOutParams& p, Smem& smem, int thread) {
+  __device__ static __forceinline__ void consume(const RouterOutParams& p, Smem& smem, int thread, int rank) {
     Consumer my{p, smem, thread & 31, 16 * __shfl_sync(0xffffffffu, thread >> 5, 0)};
     RouterRowState rows;
-#ifdef ROUTER_DEFER
-    RouterRows rows_before(rows);
-    RouterSegment before{};
-    bool pending = false;
-#endif
-#ifdef ROUTER_LAG
-    if (thread >= 128 && int(blockIdx.x) < p.work.units) {
-      const RouterUnit range = router_unit(p.work, blockIdx.x);
-      Place later;
-      later.stage = ROUTER_LAG;
-      if (range.end - range.first > ROUTER_LAG) smem.ring.wait_full(later);
-    }
-#endif
 #pragma unroll 1
-    for (int unit = blockIdx.x; unit < p.work.units; unit += gridDim.x) {
+    for (int unit = blockIdx.x / kRouterCtas; unit < p.work.units; unit += gridDim.x / kRouterCtas) {
       const RouterUnit range = router_unit(p.work, unit);
 #pragma unroll 1
       for (int64_t next = range.first; next < range.end;) {
-        const RouterSegment segment = router_segment(p.work, unit, range, next);
-        const bool begins = segment.first_step == 0;
-        if (begins || next == range.first) rows = RouterRowState();
+        const RouterSegment segment = router_segment(p.work, unit, range, next, rank);
+        const bool begins = segment.first_step == 0, fresh = begins || next == range.first;
+        if (fresh) rows = RouterRowState();
         if constexpr (kSplitP) {
-          if (!begins && next == range.first) {
+          if (fresh && !begins) {
             RouterRaw raw;
-            load_first(raw, p, segment.tile / p.work.column_tiles * kRouterRows + my.warp_row, my.lane);
+            load_first(raw, p, router_first_row(p.work, segment.tile, rank) + my.warp_row, my.lane);
             rows.take_hint(raw);
           }
         }
+        my.sum_segment(segment, rows);
+        my.store(segment, rows);
         next += segment.end_step - segment.first_step;
-        Fragments a;
-        my.take(a, rows, my.at, begins);
-#ifdef ROUTER_DEFER
-        my.first_step(a, pending, before, rows_before);
-#else
-        my.first_step(a);
-#endif
-        if (segment.first_step + 1 < segment.end_step) my.take(a, rows, my.at, false);
-#pragma unroll 1
-        for (int step = segment.first_step + 1; step < segment.end_step; ++step) my.step(a, rows, step + 1 < segment.end_step);
-        const RouterRows found(rows);
-        store_rows<kRowsAdjacent>(p, segment, my.warp_row, found, my.lane);
-#ifndef ROUTER_DEFER
-        my.store_all(segment, found);
-#else
-        before = segment, rows_before = found, pending = true;
-#endif
       }
     }
-#ifdef ROUTER_DEFER
-    if (pending) my.store_all(before, rows_before);
-#endif
   }
 
   __device__ static __forceinline__ void run(const RouterOutParams& p, char* bytes) {
     Smem& smem = *reinterpret_cast<Smem*>(bytes);
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (threadIdx.x == 0) {
-      smem.ring.init(129, 8);
+      smem.ring.init(129, 8 * kRouterCtas);
       ptx::mbarrier_init_fence();
     }
-    __syncthreads();
+    ptx::cluster_sync_relaxed();
+    const int rank = static_cast<int>(ptx::cluster_rank());
     ptx::launch_dependents();
     ptx::wait_for_predecessor();
     if (warp >= 8) {
       ptx::give_registers<24>();
-      produce(p, smem, threadIdx.x - 256);
+      produce(p, smem, threadIdx.x - 256, rank);
     } else {
       ptx::take_registers<240>();
-      consume(p, smem, threadIdx.x);
+      consume(p, smem, threadIdx.x, rank);
     }
+    ptx::cluster_sync_relaxed();  // nobody leaves while others copy or arrive here
   }
 };
 

@@ -7,10 +7,9 @@
 //   dg_t = sum_{i >= t > j} E_ij + sum_{i >= t} in_i + sum_{j < t} end_j + gamma_C <dS1, S0>
 //
 // Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers; half 0 makes dP,
-// half 1 makes N and M. A third warpgroup: warp 8 fetches tiles by bulk copy into a ring of 16 KB slots, warp 9 copies rows of dO
-// into the same ring and those of K and Q an item ahead, warps 10 and 11 take turns at the sums over tokens.
-// Every sum has one order, whatever the grid.
-// barriers  slot_full[8], scalars_full[4], rows_full[2]: tiles arrived; *_free: their readers are done
+// half 1 makes N and M. A third warpgroup: warp 8 fetches tiles by bulk copy, warp 9 copies rows of K, Q and dO, both into one ring of 16 KB
+// slots whose order follows the order of release; warps 10 and 11 take turns at the sums over tokens. Every sum has one order, whatever the grid.
+// barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
 //           named 1: dP and M written by both halves; matrices_free: their readers are done; named 2, 3: a half is past its rows
 //           sums_full[2] -> finishing warp of that turn -> sums_free[2]
 #pragma once
@@ -31,14 +30,15 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
   uint32_t head = 0;
 #pragma unroll 1
   for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < items; ++nth) {
-    const int buffer = nth & 1;
-    const uint32_t k_tile = ptx::shared_address(smem.k[buffer]), q_tile = ptx::shared_address(smem.q[buffer]);
-    char* const k_block = smem.k[buffer] + at.half * kBlockBytes;
-    char* const q_block = smem.q[buffer] + at.half * kBlockBytes;
+    const int4& place = smem.rows[nth % kRowStages];
+    ptx::mbarrier_wait(&smem.rows_full[nth % kRowStages], nth / kRowStages & 1);
+    const int k_slot = place.w & 15, q_slot = place.w >> 4;
+    const uint32_t k_tile = slots + k_slot * kSlotBytes, q_tile = slots + q_slot * kSlotBytes;
+    char* const k_block = smem.slot[k_slot] + at.half * kBlockBytes;
+    char* const q_block = smem.slot[q_slot] + at.half * kBlockBytes;
     const uint32_t k_columns = k_tile + at.half * kBlockBytes, q_columns = q_tile + at.half * kBlockBytes;
 
     Fragment grad_q, grad_k;
-    ptx::mbarrier_wait(&smem.rows_full[buffer], nth >> 1 & 1);
     ptx::wgmma_keep(grad_q);
     ptx::wgmma_fence();
     rows_times_rows(grad_q, at.half ? k_tile : q_tile, k_tile);
@@ -53,15 +53,16 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
 
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
+      const int stage = head % kScalarStages;
+      ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
+      const Tiles tiles = smem.tiles[stage];
       auto arrived = [&](int tile) {
-        const Slot slot = slot_of(head, tile);
-        ptx::mbarrier_wait(&smem.slot_full[slot.index], slot.parity);
-        return slots + slot.index * kSlotBytes;
+        ptx::mbarrier_wait(&smem.slot_full[tiles.slot(tile)], tiles.parity(tile));
+        return slots + tiles.slot(tile) * kSlotBytes;
       };
       auto release = [&](int tile) {
-        if (at.lane == 0) ptx::mbarrier_arrive(&smem.slot_free[slot_of(head, tile).index]);
+        if (at.lane == 0) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
       };
-      const int stage = head % kScalarStages;
       Sums& sums = smem.sums[head & 1];
       const auto& scalars = smem.scalars[stage];
       Fragment z, w;
@@ -77,7 +78,6 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       rows_times_state(w, grad_o, at.half ? entry[1] : entry[0]);
       ptx::wgmma_commit();
 
-      ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
       ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
       ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
       ptx::wgmma_wait<1>();
@@ -97,8 +97,8 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_commit();
       sum_crossing(sums.crossing[at.warp], terms, at);
       Values values;
-      load_values(values, p.v, place_of(smem.rows[buffer].x, p.heads.tokens_per_row), smem.rows[buffer].y,
-                  smem.rows[buffer].z * p.heads.group + member, at);
+      load_values(values, p.v, place_of(place.x, p.heads.tokens_per_row), place.y,
+                  place.z * p.heads.group + member, at);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(w);
       release(kGradO);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
 
       const float states = state_dot(exit, entry, at, offsets);
       if (at.lane == 0) sums.state_dot[at.warp] = states;
-      dot_values(sums.beta_value[at.half], smem.slot[slot_of(head, kResidualGrad).index] + at.half * kBlockBytes, values, at);
+      dot_values(sums.beta_value[at.half], smem.slot[tiles.slot(kResidualGrad)] + at.half * kBlockBytes, values, at);
 
       ptx::wgmma_wait<2>();
       ptx::wgmma_keep(z);
@@ -161,8 +161,8 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       if (at.lane == 0) ptx::mbarrier_arrive(&smem.matrices_free);
     }
 
-    const TokenPlace first = place_of(smem.rows[buffer].x, p.heads.tokens_per_row);
-    const int tokens = smem.rows[buffer].y, key_head = smem.rows[buffer].z;
+    const TokenPlace first = place_of(place.x, p.heads.tokens_per_row);
+    const int tokens = place.y, key_head = place.z;
     if (p.q_reciprocal) {
       const int64_t first_row = (int64_t{first.row} * p.heads.tokens_per_row + first.token) * p.heads.key_heads + key_head;
       ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);  // the item before has read its dots
@@ -176,7 +176,10 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
     store_gradient(grad_q, q_block, p.grad_q, first, tokens, key_head, at, offsets);
     store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
     __syncwarp();
-    if (at.lane == 0) ptx::mbarrier_arrive(&smem.rows_free[buffer]);
+    if (at.lane == 0) {
+      ptx::mbarrier_arrive(&smem.slot_free[k_slot]);
+      ptx::mbarrier_arrive(&smem.slot_free[q_slot]);
+    }
   }
 }
 

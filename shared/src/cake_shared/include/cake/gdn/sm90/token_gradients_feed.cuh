@@ -10,12 +10,17 @@ namespace cake::gdn::sm90 {
 __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParams& p) {
   const uint32_t chunks = used_chunks(p.tables);
   Item item;
+  SlotOrder order;
   uint32_t head = 0;
   for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
+    order.next_rows(nth == 0);
+#pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
+      const Tiles tiles = order.next_head();
       const int64_t record = item.record(p.heads, item.key_head * p.heads.group + member);
       const int stage = head % kScalarStages;
       ptx::mbarrier_wait(&smem.scalars_free[stage], (head / kScalarStages & 1) ^ 1);
+      smem.tiles[stage] = tiles;
       ptx::mbarrier_arrive_expect_bytes(&smem.scalars_full[stage], 4 * kScalarFloats);
       ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, 4 * kScalarFloats, &smem.scalars_full[stage]);
       const char* const from[] = {p.residual_gradients + record * kTokenTileBytes,
@@ -26,10 +31,10 @@ __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParam
                                   p.exit_gradients + record * kStateTileBytes + kStateBlockBytes};
 #pragma unroll
       for (int i = 0; i < kTiles - 1; ++i) {
-        const Slot slot = slot_of(head, kResidualGrad + i);
-        ptx::mbarrier_wait(&smem.slot_free[slot.index], slot.parity ^ 1);
-        ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot.index], kSlotBytes);
-        ptx::bulk_load(smem.slot[slot.index], from[i], kSlotBytes, &smem.slot_full[slot.index]);
+        const int slot = tiles.slot(kResidualGrad + i);
+        ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(kResidualGrad + i) ^ 1);
+        ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot], kSlotBytes);
+        ptx::bulk_load(smem.slot[slot], from[i], kSlotBytes, &smem.slot_full[slot]);
       }
     }
   }
@@ -53,35 +58,33 @@ __device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPl
   }
 }
 
-// Rows of K and Q an item ahead, and of dO, by one warp: any strides, and zeros past a chunk's last token.
+// Rows of K, Q and dO, by one warp: any strides, and zeros past a chunk's last token.
 __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, int lane) {
-  auto feed_keys = [&](const Item& item, uint32_t nth) {
-    const int buffer = nth & 1;
-    const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
-    ptx::mbarrier_wait(&smem.rows_free[buffer], (nth >> 1 & 1) ^ 1);
-    copy_rows<32, 16>(smem.k[buffer], p.k, at, item.tokens, item.key_head, 0, lane);
-    copy_rows<32, 16>(smem.q[buffer], p.q, at, item.tokens, item.key_head, 0, lane);
-    if (lane == 0) smem.rows[buffer] = make_int4(item.first_token, item.tokens, item.key_head, 0);
-    publish_rows(&smem.rows_full[buffer], lane);
-  };
   const uint32_t chunks = used_chunks(p.tables);
-  Item item, following;
-  uint32_t head = 0;
-  bool more = item_of(p, chunks, 0, item);
-  if (more) feed_keys(item, 0);
-  for (uint32_t nth = 0; more; ++nth) {
+  Item item;
+  SlotOrder order;
+  for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
     const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
-    more = item_of(p, chunks, nth + 1, following);
-#pragma unroll 1
-    for (int member = 0; member < p.heads.group; ++member, ++head) {
-      const Slot slot = slot_of(head, kGradO);
-      ptx::mbarrier_wait(&smem.slot_free[slot.index], slot.parity ^ 1);
-      copy_rows<32, 16>(smem.slot[slot.index], p.grad_o, at, item.tokens, item.key_head * p.heads.group + member, 0, lane);
-      prefetch_values(p.v, at, item.tokens, item.key_head * p.heads.group + member, lane);
-      publish_rows(&smem.slot_full[slot.index], lane);
-      if (member == 0 && more) feed_keys(following, nth + 1);
+    const Tiles rows = order.next_rows(nth == 0);
+    for (int i = 0; i < 2; ++i) ptx::mbarrier_wait(&smem.slot_free[rows.slot(i)], rows.parity(i) ^ 1);
+    copy_rows<32, 16>(smem.slot[rows.slot(0)], p.k, at, item.tokens, item.key_head, 0, lane);
+    copy_rows<32, 16>(smem.slot[rows.slot(1)], p.q, at, item.tokens, item.key_head, 0, lane);
+    const int stage = nth % kRowStages;
+    if (lane == 0) {
+      smem.rows[stage] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots);
+      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_full[rows.slot(i)]);  // their phases go on; rows_full is waited for
     }
-    item = following;
+    publish_rows(&smem.rows_full[stage], lane);
+#pragma unroll 1
+    for (int member = 0; member < p.heads.group; ++member) {
+      const int head = item.key_head * p.heads.group + member;
+      const Tiles tiles = order.next_head();
+      const int slot = tiles.slot(kGradO);
+      ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(kGradO) ^ 1);
+      copy_rows<32, 16>(smem.slot[slot], p.grad_o, at, item.tokens, head, 0, lane);
+      prefetch_values(p.v, at, item.tokens, head, lane);
+      publish_rows(&smem.slot_full[slot], lane);
+    }
   }
 }
 

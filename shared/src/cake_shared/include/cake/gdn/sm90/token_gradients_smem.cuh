@@ -8,12 +8,60 @@ namespace cake::gdn::sm90 {
 inline constexpr int kThreads = 384;
 inline constexpr int kConsumerWarps = 8;
 
-// A value head brings these tiles through the ring of slots, in the order in which they are first needed.
+// A value head brings these tiles, in the order in which they are first needed; an item brings K and Q before them.
 enum Tile : int { kGradO, kResidualGrad, kWrites, kEntryState, kExitGrad = kEntryState + 2, kTiles = kExitGrad + 2 };
-inline constexpr int kSlots = 8;
+inline constexpr int kSlots = 12;
 inline constexpr uint32_t kSlotBytes = kTokenTileBytes;
 static_assert(2 * kSlotBytes == kStateTileBytes, "a state tile takes two slots, one a block of key columns");
 inline constexpr int kScalarStages = 4;
+inline constexpr int kRowStages = 4;
+
+// Which slots hold what. Slots are filled in the order in which they were released, and tiles are always released in one order, so both
+// warps that fill them know the slot of each tile; they tell the others.
+struct Tiles {
+  uint32_t slots, parities;  // four bits, one bit a tile
+
+  __device__ __forceinline__ int slot(int tile) const { return slots >> 4 * tile & 15; }
+  __device__ __forceinline__ uint32_t parity(int tile) const { return parities >> tile & 1; }
+};
+
+struct SlotOrder {
+  uint64_t free = 0xba9876543210;  // four bits a slot, the next to be filled first
+  uint32_t fills = 0;              // a bit a slot: whether its next fill is an odd one
+  uint32_t rows = 0;               // the slots of K and Q
+
+  template <int kCount>
+  __device__ __forceinline__ Tiles fill() {
+    Tiles tiles{};
+    tiles.slots = static_cast<uint32_t>(free) & (1u << 4 * kCount) - 1;
+    uint32_t filled = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      tiles.parities |= (fills >> tiles.slot(i) & 1) << i;
+      filled |= 1u << tiles.slot(i);
+    }
+    fills ^= filled;
+    free >>= 4 * kCount;
+    return tiles;
+  }
+
+  // K and Q of an item; those of the item before are released at its end.
+  __device__ __forceinline__ Tiles next_rows(bool first) {
+    if (!first) free |= uint64_t{rows} << 4 * (kSlots - 2);
+    const Tiles tiles = fill<2>();
+    rows = tiles.slots;
+    return tiles;
+  }
+
+  // Released are dO, dR, S0, V', dS1.
+  __device__ __forceinline__ Tiles next_head() {
+    const Tiles tiles = fill<kTiles>();
+    const uint32_t x = tiles.slots;
+    const uint32_t released = (x & 0xff000ff) | (x >> 4 & 0xff00) | (x & 0xf00) << 8;
+    free |= uint64_t{released} << 4 * (kSlots - 2 - kTiles);
+    return tiles;
+  }
+};
 
 // What the eight warps leave for the one that finishes a head; [2]: the halves of the columns.
 struct Sums {
@@ -27,31 +75,20 @@ struct Sums {
 };
 
 struct Smem {
-  alignas(1024) char k[2][kTokenTileBytes];
-  char q[2][kTokenTileBytes];
-  char attention_grad[kSquareTileBytes];    // dP
+  alignas(1024) char attention_grad[kSquareTileBytes];  // dP
   char interaction_grad[kSquareTileBytes];  // M
   char slot[kSlots][kSlotBytes];
   alignas(128) float scalars[kScalarStages][kScalarRows][kChunk];
   Sums sums[2];
   float normal_dots[2][2][kChunk];  // of q and k, where they were normalised
-  int4 rows[2];                     // of k and q: first token, tokens, key head
+  int4 rows[kRowStages];            // of K and Q: first token, tokens, key head, slots
+  Tiles tiles[kScalarStages];       // of the heads whose scalars are there
   uint64_t slot_full[kSlots], slot_free[kSlots];
+  uint64_t rows_full[kRowStages];
   uint64_t scalars_full[kScalarStages], scalars_free[kScalarStages];
-  uint64_t rows_full[2], rows_free[2];
   uint64_t matrices_free;
   uint64_t sums_full[2], sums_free[2];
 };
-
-// Where the tile of a head lies in the ring, heads counted over all items of the CTA.
-struct Slot {
-  int index;
-  uint32_t parity;
-};
-__device__ __forceinline__ Slot slot_of(uint32_t head, int tile) {
-  const uint32_t place = head * kTiles + tile;
-  return {static_cast<int>(place % kSlots), place / kSlots & 1};
-}
 
 // An item: a chunk and key head. A CTA has every gridDim.x-th of them, in the order of the chunk table, whose used rows come first.
 struct Item {
@@ -84,13 +121,12 @@ __device__ __forceinline__ void init_barriers(Smem& smem) {
     ptx::mbarrier_init(&smem.slot_full[i], 1);
     ptx::mbarrier_init(&smem.slot_free[i], kConsumerWarps);
   }
+  for (int i = 0; i < kRowStages; ++i) ptx::mbarrier_init(&smem.rows_full[i], 1);
   for (int i = 0; i < kScalarStages; ++i) {
     ptx::mbarrier_init(&smem.scalars_full[i], 1);
     ptx::mbarrier_init(&smem.scalars_free[i], kConsumerWarps + 1);
   }
   for (int i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(&smem.rows_full[i], 1);
-    ptx::mbarrier_init(&smem.rows_free[i], kConsumerWarps);
     ptx::mbarrier_init(&smem.sums_full[i], kConsumerWarps);
     ptx::mbarrier_init(&smem.sums_free[i], 1);
   }

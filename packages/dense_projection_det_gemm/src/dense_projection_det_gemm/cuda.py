@@ -87,7 +87,7 @@ class GemmBackend:
     def launcher(self, stage: str, problem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]:
         """Return what launches many calls `(a, b, out)` of one problem that is not empty; `stage` as in `prepare`."""
         if stage == "router_out":
-            return lambda a, b, out: self.router.prepare(problem, a, b, out)[1]()
+            return self.router.launcher(problem)
         plan = plan_gemm_cuda(problem, self.native)
         if plan.swapped:
             return lambda a, b, out: self._launch_of(plan, a, b, out)()

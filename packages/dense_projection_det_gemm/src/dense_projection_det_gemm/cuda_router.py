@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
+from cake_shared.gemm.scratch import scratch
 from dense_projection_det_gemm.cuda_router_plan import PROGRAMS, CudaRouterPlan, plan_router_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from cake_shared.gemm.problem import RouterProblem
     from dense_projection_det_gemm.cuda import GemmBackend
@@ -26,6 +27,7 @@ class RouterBackend:
         records = [program_for("dense_projection_det_gemm", stage, backend.architecture) for stage in STAGES]
         self._backend = backend
         self._prepare = backend.module["prepare_router"]
+        self._run = backend.module["run_router"]
         self.native = records[1].kind == "native"
 
     def prepare(
@@ -48,33 +50,47 @@ class RouterBackend:
         UnsupportedArchError
             A stage has no program on the architecture (at the first use of `GemmBackend.router`).
         """
-        multiprocessors = self._backend.multiprocessors
-        plan = plan or plan_router_cuda(problem, multiprocessors, self.native)
+        plan = plan or self.plan(problem)
         if out.numel() == 0:
             return plan, lambda: None
         if problem.k == 0:
             return plan, out.zero_
-        p, q, d = (b.t(), a, out.t()) if plan.streamed == "b" else (a, b.t(), out)
-        p_depth_major = (problem.b_major if plan.streamed == "b" else problem.a_major) == "k"
-        q_depth_major = (problem.a_major if plan.streamed == "b" else problem.b_major) == "k"
-        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=out.device)
-        launch = self._prepare(
-            p,
-            q,
-            d,
-            workspace,
-            PROGRAMS[plan.stage] if self.native else 0,
-            p_depth_major,
-            q_depth_major,
-            plan.blocks,
-            plan.part_steps,
-            plan.units,
-            plan.units_per_tile,
-            multiprocessors,
-        )
-        stream, held = self._backend.stream, (p, q, d, workspace)
+        operands = self._operands(plan, a, b, out)
+        launch = self._prepare(*operands, *self._choices(plan), self._backend.multiprocessors)
+        stream = self._backend.stream
 
-        def run(held: tuple = held) -> None:
+        def run(held: tuple = operands) -> None:
             launch(stream())
 
         return plan, run
+
+    def launcher(self, problem: RouterProblem) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]:
+        """Return what launches many calls `(a, b, out)` of one problem that is not empty."""
+        plan = self.plan(problem)
+        if problem.k == 0:
+            return lambda a, b, out: out.zero_()
+        choices = self._choices(plan)
+
+        def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+            backend = self._backend
+            self._run(*self._operands(plan, a, b, out), *choices, backend.multiprocessors, backend.stream())
+
+        return run
+
+    def plan(self, problem: RouterProblem) -> CudaRouterPlan:
+        """Return the plan of a problem."""
+        return plan_router_cuda(problem, self._backend.multiprocessors, self.native)
+
+    def _operands(
+        self, plan: CudaRouterPlan, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """P, Q and D of the product, and a workspace."""
+        workspace = scratch(plan.workspace_bytes, out.device)
+        return (b.t(), a, out.t(), workspace) if plan.streamed == "b" else (a, b.t(), out, workspace)
+
+    def _choices(self, plan: CudaRouterPlan) -> tuple:
+        """What the module is told of a plan, after the tensors and before the multiprocessors."""
+        majors = plan.problem.a_major == "k", plan.problem.b_major == "k"
+        program = PROGRAMS[plan.stage] if self.native else 0
+        p_depth_major, q_depth_major = reversed(majors) if plan.streamed == "b" else majors
+        return program, p_depth_major, q_depth_major, plan.blocks, plan.part_steps, plan.units, plan.units_per_tile

@@ -5,3 +5,4 @@
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prepare_gemm, cake::gemm::prepare_gemm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_gemm, cake::gemm::run_gemm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prepare_router, dense_projection_det_gemm::prepare_router);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_router, dense_projection_det_gemm::run_router);

@@ -184,31 +184,60 @@ inline RouterProduct router_product(RouterProgram program, const RouterCall& cal
   return {};
 }
 
+// The three launches of a product.
+struct RouterChain {
+  RouterCall call;
+  RouterProduct product;
+  host::LaunchConfig terms, special;
+
+  void launch(int64_t stream) const {
+    const host::DeviceGuard current(call.device);
+    host::LaunchConfig on_terms = terms, on_product = product.config, on_special = special;
+    on_terms.stream = on_product.stream = on_special.stream = stream;
+    host::launch(CAKE_KERNEL_REF(router_terms_any), on_terms, call.terms);
+    host::launch(product.kernel, on_product, call.special.main);
+    host::launch(CAKE_KERNEL_REF(router_special_any), on_special, call.special);
+  }
+};
+
+inline RouterChain make_router_chain(const TensorView& p, const TensorView& q, const TensorView& out, const TensorView& workspace,
+                                     int64_t program, bool p_depth_major, bool q_depth_major, int64_t blocks, int64_t part_steps,
+                                     int64_t units, int64_t units_per_tile, int64_t multiprocessors) {
+  if (p.ndim() != 2 || q.ndim() != 2) {
+    TVM_FFI_THROW(ValueError) << "p, q: expected matrices, got " << p.ndim() << " and " << q.ndim() << " axes";
+  }
+  if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected a count, got " << multiprocessors;
+  const bool portable = program == static_cast<int64_t>(RouterProgram::kPortable);
+  const RouterWork work = make_router_work(p, q, blocks, part_steps, units, units_per_tile, portable ? 1 : kRouterCtas);
+  RouterChain chain{make_router_call(p, q, out, workspace, p_depth_major, q_depth_major, work), {}, {}, {}};
+  chain.product = router_product(static_cast<RouterProgram>(program), chain.call, multiprocessors);
+  chain.terms.grid = {static_cast<uint32_t>(router_ceil(work.steps, kRouterTermsSteps)),
+                      static_cast<uint32_t>(work.column_tiles * work.blocks)};
+  chain.terms.block = {kRouterTermsThreads};
+  const int64_t places = int64_t{work.row_tiles} * work.column_tiles * work.ctas;
+  const bool adds = router_slots(work) > 0;
+  chain.special.grid = {static_cast<uint32_t>(adds || places < multiprocessors ? places : multiprocessors),
+                        adds ? static_cast<uint32_t>(work.blocks * kRouterBlock / kRouterSpecialColumns) : 1u};
+  chain.special.block = {kRouterSpecialThreads};
+  chain.terms.programmatic = chain.special.programmatic = true;
+  return chain;
+}
+
+// To be launched many times: a function of the stream.
 inline tvm::ffi::Function prepare_router(TensorView p, TensorView q, TensorView out, TensorView workspace, int64_t program,
                                          bool p_depth_major, bool q_depth_major, int64_t blocks, int64_t part_steps, int64_t units,
                                          int64_t units_per_tile, int64_t multiprocessors) {
-  if (p.ndim() != 2 || q.ndim() != 2) TVM_FFI_THROW(ValueError) << "p, q: expected matrices, got " << p.ndim() << " and " << q.ndim() << " axes";
-  if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected a count, got " << multiprocessors;
-  const RouterWork work = make_router_work(p, q, blocks, part_steps, units, units_per_tile,
-                                           program == static_cast<int64_t>(RouterProgram::kPortable) ? 1 : kRouterCtas);
-  const RouterCall call = make_router_call(p, q, out, workspace, p_depth_major, q_depth_major, work);
-  const RouterProduct product = router_product(static_cast<RouterProgram>(program), call, multiprocessors);
-  host::LaunchConfig first{}, last{};
-  first.grid = {static_cast<uint32_t>(router_ceil(work.steps, kRouterTermsSteps)), static_cast<uint32_t>(work.column_tiles * work.blocks)};
-  first.block = {kRouterTermsThreads};
-  const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles * work.ctas;
-  last.grid = {static_cast<uint32_t>(router_slots(work) || tiles < multiprocessors ? tiles : multiprocessors),
-               router_slots(work) ? static_cast<uint32_t>(work.blocks * kRouterBlock / kRouterSpecialColumns) : 1u};
-  last.block = {kRouterSpecialThreads};
-  first.programmatic = last.programmatic = true;
-  return tvm::ffi::Function::FromTyped([=](int64_t stream) {
-    const host::DeviceGuard current(call.device);
-    host::LaunchConfig on_first = first, on_product = product.config, on_last = last;
-    on_first.stream = on_product.stream = on_last.stream = stream;
-    host::launch(CAKE_KERNEL_REF(router_terms_any), on_first, call.terms);
-    host::launch(product.kernel, on_product, call.special.main);
-    host::launch(CAKE_KERNEL_REF(router_special_any), on_last, call.special);
-  });
+  const RouterChain chain = make_router_chain(p, q, out, workspace, program, p_depth_major, q_depth_major, blocks, part_steps, units,
+                                              units_per_tile, multiprocessors);
+  return tvm::ffi::Function::FromTyped([=](int64_t stream) { chain.launch(stream); });
+}
+
+inline void run_router(TensorView p, TensorView q, TensorView out, TensorView workspace, int64_t program, bool p_depth_major,
+                       bool q_depth_major, int64_t blocks, int64_t part_steps, int64_t units, int64_t units_per_tile,
+                       int64_t multiprocessors, int64_t stream) {
+  make_router_chain(p, q, out, workspace, program, p_depth_major, q_depth_major, blocks, part_steps, units, units_per_tile,
+                    multiprocessors)
+      .launch(stream);
 }
 
 }  // namespace dense_projection_det_gemm

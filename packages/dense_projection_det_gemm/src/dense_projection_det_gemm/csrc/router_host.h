@@ -45,7 +45,8 @@ inline RouterWork make_router_work(const TensorView& p, const TensorView& q, int
                                    int64_t units_per_tile, int32_t ctas) {
   constexpr int64_t kLimit = (int64_t{1} << 31) - 256;
   for (int64_t extent : {p.size(0), p.size(1), q.size(0)}) {
-    if (extent < 1 || extent > kLimit) TVM_FFI_THROW(ValueError) << "p, q: expected extents from 1 to " << kLimit << ", got " << extent;
+    if (extent < 1 || extent > kLimit)
+      TVM_FFI_THROW(ValueError) << "p, q: expected extents from 1 to " << kLimit << ", got " << extent;
   }
   RouterWork work{};
   work.rows = static_cast<int32_t>(p.size(0));
@@ -113,13 +114,15 @@ inline RouterCall make_router_call(const TensorView& p, const TensorView& q, con
   const bool one = unit_columns ? work.rows == 1 || work.columns == 1 : false;
   if ((!unit_columns && work.rows > 1 && out.stride(0) != 1) || (!one && other % 8 != 0) ||
       reinterpret_cast<uintptr_t>(host::detail::first_element(out)) % 16 != 0) {
-    TVM_FFI_THROW(ValueError) << "out: expected unit stride on one axis, a multiple of 8 elements on the other and a start on 16 bytes, got strides "
-                              << host::sizes_text(out.strides());
+    TVM_FFI_THROW(ValueError)
+        << "out: expected unit stride on one axis, a multiple of 8 elements on the other and a start on 16 bytes, got strides "
+        << host::sizes_text(out.strides());
   }
 
   const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles, width = int64_t{work.blocks} * kRouterBlock;
   const int64_t padded = work.column_tiles * width, slots = int64_t{router_slots(work)} * work.ctas;
-  char* bytes = static_cast<char*>(host::check_output("workspace", workspace, DLDataType{kDLUInt, 8, 1}, {host::kAny}, call.device));
+  char* bytes =
+      static_cast<char*>(host::check_output("workspace", workspace, DLDataType{kDLUInt, 8, 1}, {host::kAny}, call.device));
   RouterWorkspace parts(bytes);
   RouterTerms terms{};
   terms.planes = parts.take<char>(padded / kRouterBlock * work.steps * kRouterBlockBytes);
@@ -158,8 +161,10 @@ inline RouterProduct router_product(RouterProgram program, const RouterCall& cal
   host::LaunchConfig config{};
   config.programmatic = true;
   const bool portable = program == RouterProgram::kPortable;
-  const int64_t fit = portable ? multiprocessors * kPortableCtas / work.blocks : multiprocessors / work.ctas, most = fit > 0 ? fit : 1;
-  config.grid = {static_cast<uint32_t>((work.units < most ? work.units : most) * work.ctas), portable ? static_cast<uint32_t>(work.blocks) : 1u};
+  const int64_t fit = portable ? multiprocessors * kPortableCtas / work.blocks : multiprocessors / work.ctas,
+                most = fit > 0 ? fit : 1;
+  config.grid = {static_cast<uint32_t>((work.units < most ? work.units : most) * work.ctas),
+                 portable ? static_cast<uint32_t>(work.blocks) : 1u};
   config.block = {static_cast<uint32_t>(portable ? kRouterOutThreads : kRouterNativeThreads)};
 #if CAKE_HAS_PORTABLE_ROUTER
   if (portable) return {CAKE_KERNEL_REF(router_out_any), config};
@@ -180,7 +185,8 @@ inline RouterProduct router_product(RouterProgram program, const RouterCall& cal
     return {CAKE_KERNEL_REF(router_narrow_out_sm90), config};
   }
 #endif
-  TVM_FFI_THROW(ValueError) << "program: expected one for " << work.blocks << " blocks of this architecture, got " << static_cast<int64_t>(program);
+  TVM_FFI_THROW(ValueError) << "program: expected one for " << work.blocks << " blocks of this architecture, got "
+                            << static_cast<int64_t>(program);
   return {};
 }
 
@@ -225,10 +231,10 @@ inline RouterChain make_router_chain(const TensorView& p, const TensorView& q, c
 
 // To be launched many times: a function of the stream.
 inline tvm::ffi::Function prepare_router(TensorView p, TensorView q, TensorView out, TensorView workspace, int64_t program,
-                                         bool p_depth_major, bool q_depth_major, int64_t blocks, int64_t part_steps, int64_t units,
-                                         int64_t units_per_tile, int64_t multiprocessors) {
-  const RouterChain chain = make_router_chain(p, q, out, workspace, program, p_depth_major, q_depth_major, blocks, part_steps, units,
-                                              units_per_tile, multiprocessors);
+                                         bool p_depth_major, bool q_depth_major, int64_t blocks, int64_t part_steps,
+                                         int64_t units, int64_t units_per_tile, int64_t multiprocessors) {
+  const RouterChain chain = make_router_chain(p, q, out, workspace, program, p_depth_major, q_depth_major, blocks, part_steps,
+                                              units, units_per_tile, multiprocessors);
   return tvm::ffi::Function::FromTyped([=](int64_t stream) { chain.launch(stream); });
 }
 

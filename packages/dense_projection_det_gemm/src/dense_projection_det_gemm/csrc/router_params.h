@@ -31,13 +31,14 @@ enum RouterFlag : int32_t {
   kRouterWide = 2,  // too far above it
 };
 
-// Q as the tensor cores read it: [column tile][step][group of columns][term][half of the step][place of the column][8] BF16, with what was done to its rows.
+// Q as the tensor cores read it: [column tile][step][group of columns][term][half of the step][place of the column][8] BF16, with
+// what was done to its rows.
 struct RouterTerms {
   void* planes;
-  int32_t* exponents;  // [columns padded to tiles]: row c was multiplied by 2^exponents[c]
-  float* factors;      // 2^-exponents[c], or 0 where that is no normal FP32 number
-  uint8_t* flags;      // [CTAs along the depth, columns padded to tiles]: RouterFlag
-  uint32_t* any_redo;  // [1]: whether the product has marked anything; zeroed with the terms
+  int32_t* exponents;   // [columns padded to tiles]: row c was multiplied by 2^exponents[c]
+  float* factors;       // 2^-exponents[c], or 0 where that is no normal FP32 number
+  uint8_t* flags;       // [CTAs along the depth, columns padded to tiles]: RouterFlag
+  uint32_t* any_redo;   // [1]: whether the product has marked anything; zeroed with the terms
   int32_t interleaved;  // the order of a step's elements: see any/router_split.cuh
 };
 
@@ -54,9 +55,9 @@ struct RouterOutParams {
   int32_t* row_exponents;  // [rows padded to tiles]
   float* out;
   int64_t out_row_stride, out_column_stride;
-  float* slots;         // [slots][CTAs of a tile][128 x width], in the output's orientation
-  uint8_t* slot_tiny;   // [slots][CTAs of a tile][128]: whether the segment's rows have tiny elements
-  uint8_t* redo;        // [tiles][CTAs of a tile][blocks][128]: whether a row's elements in a block of the output need computing anew
+  float* slots;        // [slots][CTAs of a tile][128 x width], in the output's orientation
+  uint8_t* slot_tiny;  // [slots][CTAs of a tile][128]: whether the segment's rows have tiny elements
+  uint8_t* redo;  // [tiles][CTAs of a tile][blocks][128]: whether a row's elements in a block of the output need computing anew
 };
 
 struct RouterSpecialParams {

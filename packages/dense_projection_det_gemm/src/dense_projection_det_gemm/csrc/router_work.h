@@ -1,9 +1,14 @@
-// How the router GEMM D [rows, columns] = P [rows, depth] Q [columns, depth]^T is cut: tiles, steps, units of work. Host and device.
+// How the router GEMM D [rows, columns] = P [rows, depth] Q [columns, depth]^T is cut: tiles, steps, units of work. Host and
+// device.
 //
-// The contraction of a tile is cut into segments; a segment is summed from zero in FP32, and segments are added in ascending order.
-//   parts   every tile is cut at multiples of part_steps: a function of the depth alone, so rows do not see how many others there are.
-//           A unit is a tile (its CTA adds the segments up in the output) or, with few tiles, a part: the same sums, the same bits.
-//   ranges  all steps of all tiles, tile after tile, are dealt out in `ranges` ranges of equal length: a function of the shape alone.
+// The contraction of a tile is cut into segments; a segment is summed from zero in FP32, and segments are added in ascending
+// order.
+//   parts   every tile is cut at multiples of part_steps: a function of the depth alone, so rows do not see how many others there
+//   are.
+//           A unit is a tile (its CTA adds the segments up in the output) or, with few tiles, a part: the same sums, the same
+//           bits.
+//   ranges  all steps of all tiles, tile after tile, are dealt out in `ranges` ranges of equal length: a function of the shape
+//   alone.
 #pragma once
 
 #include <cstdint>
@@ -16,27 +21,27 @@
 
 namespace dense_projection_det_gemm {
 
-inline constexpr int kRouterRows = 128;       // of a CTA's part of a tile
-inline constexpr int kRouterBlock = 64;       // columns of a block; a tile has `blocks` of them
-inline constexpr int kRouterStep = 16;        // of the contraction: after each, partial sums go to FP32 registers
-inline constexpr int kRouterHint = 16;        // elements of a row that its scale is taken from
+inline constexpr int kRouterRows = 128;  // of a CTA's part of a tile
+inline constexpr int kRouterBlock = 64;  // columns of a block; a tile has `blocks` of them
+inline constexpr int kRouterStep = 16;   // of the contraction: after each, partial sums go to FP32 registers
+inline constexpr int kRouterHint = 16;   // elements of a row that its scale is taken from
 inline constexpr int kRouterTerms = 3;
 inline constexpr int kRouterBlockBytes = kRouterTerms * kRouterBlock * kRouterStep * 2;  // of a step, in the planes
-inline constexpr int kRouterCtas = 2;         // of a native program's cluster
+inline constexpr int kRouterCtas = 2;                                                    // of a native program's cluster
 
 struct RouterWork {
   int32_t rows, columns, depth;
-  int32_t steps;                    // of the depth
-  int32_t blocks;                   // of a tile
-  int32_t ctas;                     // that share a tile, and what they read of Q: each has 128 of its rows
+  int32_t steps;   // of the depth
+  int32_t blocks;  // of a tile
+  int32_t ctas;    // that share a tile, and what they read of Q: each has 128 of its rows
   int32_t row_tiles, column_tiles;
-  int32_t part_steps;               // steps of a segment at most; `steps` for ranges
+  int32_t part_steps;  // steps of a segment at most; `steps` for ranges
   int32_t units;
-  int32_t units_per_tile;           // 0: ranges
+  int32_t units_per_tile;  // 0: ranges
 };
 
-// Q's planes: for a step and a group of columns (as many as an instruction takes) its terms, of each the two halves of the step, of each
-// the columns, of each 16 bytes.
+// Q's planes: for a step and a group of columns (as many as an instruction takes) its terms, of each the two halves of the step,
+// of each the columns, of each 16 bytes.
 struct RouterPlanes {
   int32_t columns;  // of a group: 128, or 64 where a tile has no more
   CAKE_ROUTER_HOST_DEVICE explicit RouterPlanes(const RouterWork& work) : columns(work.blocks == 1 ? 64 : 128) {}

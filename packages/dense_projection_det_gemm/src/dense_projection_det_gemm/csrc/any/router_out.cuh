@@ -1,8 +1,8 @@
 // D = P Q^T to FP32 accuracy with mma.sync: a CTA has 128 rows and one block of 64 columns of a tile, a warp 16 of the rows.
 //
-// Order of accumulation, for each step of 16 along the depth: the kept products of terms, smallest first, in a fresh accumulator, which is
-// added to FP32 totals; steps ascending, segments ascending (router_work.h). Q's planes come by cp.async, four steps in flight; a warp's
-// rows of P are its own and come straight to registers, a step ahead.
+// Order of accumulation, for each step of 16 along the depth: the kept products of terms, smallest first, in a fresh accumulator,
+// which is added to FP32 totals; steps ascending, segments ascending (router_work.h). Q's planes come by cp.async, four steps in
+// flight; a warp's rows of P are its own and come straight to registers, a step ahead.
 #pragma once
 
 #include "any/router_store.cuh"
@@ -42,7 +42,8 @@ struct RouterPortable {
         if constexpr (kRowsAdjacent) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            const float2 two = *reinterpret_cast<const float2*>(data + row0 + 2 * g + (k0 + 2 * c + 8 * half + i) * p.p.depth_stride);
+            const float2 two =
+                *reinterpret_cast<const float2*>(data + row0 + 2 * g + (k0 + 2 * c + 8 * half + i) * p.p.depth_stride);
             raw[2 * half][i] = two.x, raw[2 * half + 1][i] = two.y;
           }
         } else {
@@ -109,8 +110,8 @@ struct RouterPortable {
     }
   }
 
-  __device__ static __forceinline__ void run_segment(const RouterOutParams& p, Smem& smem, const RouterSegment& segment, bool fresh,
-                                                     RouterRowState& rows) {
+  __device__ static __forceinline__ void run_segment(const RouterOutParams& p, Smem& smem, const RouterSegment& segment,
+                                                     bool fresh, RouterRowState& rows) {
     const int lane = threadIdx.x & 31, warp_row = 16 * (threadIdx.x >> 5), block = blockIdx.y;
     const int row_tile = segment.tile / p.work.column_tiles, column_tile = segment.tile - row_tile * p.work.column_tiles;
     const int64_t row0 = int64_t{row_tile} * kRouterRows + warp_row;
@@ -118,7 +119,8 @@ struct RouterPortable {
     if (kRouterBlock * block >= target.columns_left) return;
     const int64_t pitch = int64_t{p.work.blocks} * kRouterBlockBytes;
     const RouterPlanes layout(p.work);
-    const char* planes = static_cast<const char*>(p.terms.planes) + int64_t{column_tile} * p.work.steps * pitch + layout.offset(block * kRouterBlock);
+    const char* planes = static_cast<const char*>(p.terms.planes) + int64_t{column_tile} * p.work.steps * pitch +
+                         layout.offset(block * kRouterBlock);
     const auto fetch = [&](int step) {
       if (step < segment.end_step) copy_q(ptx::shared_address(smem.q[step % kStages]), planes + step * pitch, layout);
       ptx::cp_async_commit();

@@ -1,8 +1,9 @@
-// The end of a router GEMM: adds the segments of tiles that several units share, in ascending order, and computes anew, in FP64 and in the
-// order of the depth, the elements that split products do not serve. Which those are depends on an element's own row and column alone.
+// The end of a router GEMM: adds the segments of tiles that several units share, in ascending order, and computes anew, in FP64
+// and in the order of the depth, the elements that split products do not serve. Which those are depends on an element's own row
+// and column alone.
 //
-// Reads slots, flags, P and Q; writes the output. Where there are slots a CTA has 32 columns of a tile's 128 rows; else there is usually
-// nothing to do, and a look at the flags of Q's rows and at any_redo tells.
+// Reads slots, flags, P and Q; writes the output. Where there are slots a CTA has 32 columns of a tile's 128 rows; else there is
+// usually nothing to do, and a look at the flags of Q's rows and at any_redo tells.
 #pragma once
 
 #include "any/router_split.cuh"
@@ -10,13 +11,12 @@
 
 namespace dense_projection_det_gemm {
 
-
 struct SpecialSmem {
-  double p[32][33], q[32][33];      // [row][depth]
-  uint32_t redo[kRouterRows];       // a bit for each of the 32 columns
+  double p[32][33], q[32][33];  // [row][depth]
+  uint32_t redo[kRouterRows];   // a bit for each of the 32 columns
   int row_exponents[kRouterRows], column_exponents[kRouterSpecialColumns];
   uint32_t column_flags[kRouterSpecialColumns];
-  uint32_t row_tiny[kRouterRows];   // of any segment
+  uint32_t row_tiny[kRouterRows];  // of any segment
 };
 
 __device__ __forceinline__ float* output_element(const RouterOutParams& p, int64_t row, int64_t column) {
@@ -24,7 +24,8 @@ __device__ __forceinline__ float* output_element(const RouterOutParams& p, int64
 }
 
 // What is known of the rows of a tile and of 32 of its columns.
-__device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0, int column0, bool slots) {
+__device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0,
+                                         int column0, bool slots) {
   const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
   const int flag_rows = (p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps, thread = threadIdx.x;
   if (thread < kRouterSpecialColumns) {
@@ -43,7 +44,8 @@ __device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& 
     if (slots) {
       const RouterSpan units = router_units_of_tile(p.work, tile);
 #pragma unroll 4
-      for (int u = 0; u < units.count; ++u) tiny |= p.slot_tiny[router_place(p.work, router_slot(p.work, units, u), rank) * kRouterRows + thread];
+      for (int u = 0; u < units.count; ++u)
+        tiny |= p.slot_tiny[router_place(p.work, router_slot(p.work, units, u), rank) * kRouterRows + thread];
     }
     smem.row_tiny[thread] = tiny;
     smem.redo[thread] = 0;
@@ -64,7 +66,8 @@ struct SpecialQuad {
 };
 
 // The sums of a tile's slots in 32 columns, to the output; sets bits of smem.redo instead where they cannot serve.
-__device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0, int column0, int group) {
+__device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0,
+                                          int column0, int group) {
   constexpr int kQuads = kRouterRows * kRouterSpecialColumns / 4;
   const RouterSpan units = router_units_of_tile(p.work, tile);
   const bool transposed = router_slots_transposed(p);
@@ -73,7 +76,8 @@ __device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem&
   for (int index = threadIdx.x; index < kQuads; index += kRouterSpecialThreads) {
     const SpecialQuad quad(index, transposed);
     if (row0 + quad.row >= p.work.rows || column0 + quad.column >= p.work.columns) continue;
-    const int offset = transposed ? (tile_column + quad.column) * kRouterRows + quad.row : quad.row * width + tile_column + quad.column;
+    const int offset =
+        transposed ? (tile_column + quad.column) * kRouterRows + quad.row : quad.row * width + tile_column + quad.column;
     float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll 4
     for (int u = 0; u < units.count; ++u) {
@@ -105,26 +109,32 @@ __device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem&
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int row = quad.row_of(e), column = quad.column_of(e);
-      if (row0 + row < p.work.rows && column0 + column < p.work.columns) *output_element(p, row0 + row, column0 + column) = results[e];
+      if (row0 + row < p.work.rows && column0 + column < p.work.columns)
+        *output_element(p, row0 + row, column0 + column) = results[e];
     }
   }
 }
 
 // Elements that the main program has finished.
-__device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0, int column0, int group) {
-  const uint8_t* row_redo = p.redo + (router_place(p.work, tile, rank) * p.work.blocks + group * kRouterSpecialColumns / kRouterBlock) * kRouterRows;
+__device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0,
+                                             int column0, int group) {
+  const uint8_t* row_redo =
+      p.redo + (router_place(p.work, tile, rank) * p.work.blocks + group * kRouterSpecialColumns / kRouterBlock) * kRouterRows;
   for (int i = threadIdx.x; i < kRouterRows * kRouterSpecialColumns; i += kRouterSpecialThreads) {
     const int row = i / kRouterSpecialColumns, column = i % kRouterSpecialColumns;
     const int flags = smem.column_flags[column];
     if (row0 + row >= p.work.rows || column0 + column >= p.work.columns || (flags == 0 && row_redo[row] == 0)) continue;
     const float result = *output_element(p, row0 + row, column0 + column);
-    const bool small = flags != 0 && fabs(scalbn(static_cast<double>(result), smem.row_exponents[row] + smem.column_exponents[column])) < 1.0;
-    if (!(fabsf(result) < __uint_as_float(kInfinityBits)) || small || (flags & kRouterWide)) atomicOr(&smem.redo[row], 1u << column);
+    const bool small =
+        flags != 0 && fabs(scalbn(static_cast<double>(result), smem.row_exponents[row] + smem.column_exponents[column])) < 1.0;
+    if (!(fabsf(result) < __uint_as_float(kInfinityBits)) || small || (flags & kRouterWide))
+      atomicOr(&smem.redo[row], 1u << column);
   }
 }
 
 // 32 rows and 32 columns; a thread has four columns of a row.
-__device__ __forceinline__ void compute_special(const RouterSpecialParams& p, SpecialSmem& smem, int first_row, int64_t row0, int column0) {
+__device__ __forceinline__ void compute_special(const RouterSpecialParams& p, SpecialSmem& smem, int first_row, int64_t row0,
+                                                int column0) {
   const RouterWork& work = p.main.work;
   const int row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;
   double sum[4] = {0., 0., 0., 0.};
@@ -156,14 +166,16 @@ __device__ __forceinline__ void compute_special(const RouterSpecialParams& p, Sp
   const uint32_t redo = smem.redo[first_row + row];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    if (redo >> (column + i) & 1) *output_element(p.main, row0 + first_row + row, column0 + column + i) = static_cast<float>(sum[i]);
+    if (redo >> (column + i) & 1)
+      *output_element(p.main, row0 + first_row + row, column0 + column + i) = static_cast<float>(sum[i]);
   }
 }
 
 // A CTA's part of a tile, or `groups` times 32 of its columns from `group` on.
 __device__ __forceinline__ void end_tile(const RouterSpecialParams& p, SpecialSmem& smem, int place, int group, int groups) {
   const RouterWork& work = p.main.work;
-  const int tile = place / work.ctas, rank = place - tile * work.ctas, tile_column = tile % work.column_tiles * work.blocks * kRouterBlock;
+  const int tile = place / work.ctas, rank = place - tile * work.ctas,
+            tile_column = tile % work.column_tiles * work.blocks * kRouterBlock;
   const int64_t row0 = router_first_row(work, tile, rank);
   if (row0 >= work.rows) return;
   const bool slots = router_units_of_tile(work, tile).count > 0;
@@ -173,7 +185,8 @@ __device__ __forceinline__ void end_tile(const RouterSpecialParams& p, SpecialSm
     __syncthreads();
     describe(p.main, smem, tile, rank, row0, column0, slots);
     __syncthreads();
-    slots ? sum_slots(p.main, smem, tile, rank, row0, column0, group) : find_special(p.main, smem, tile, rank, row0, column0, group);
+    slots ? sum_slots(p.main, smem, tile, rank, row0, column0, group)
+          : find_special(p.main, smem, tile, rank, row0, column0, group);
     __syncthreads();
     for (int first_row = 0; first_row < kRouterRows; first_row += 32) {
       const uint32_t redo = threadIdx.x < 32 ? smem.redo[first_row + threadIdx.x] : 0;
@@ -188,7 +201,8 @@ __device__ __forceinline__ bool is_anything_special(const RouterOutParams& p) {
   const int64_t words = padded * ((p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps) / 4;
   uint32_t found = *p.terms.any_redo;
 #pragma unroll 4
-  for (int64_t i = threadIdx.x; i < words; i += kRouterSpecialThreads) found |= reinterpret_cast<const uint32_t*>(p.terms.flags)[i];
+  for (int64_t i = threadIdx.x; i < words; i += kRouterSpecialThreads)
+    found |= reinterpret_cast<const uint32_t*>(p.terms.flags)[i];
   return __syncthreads_or(found != 0);
 }
 

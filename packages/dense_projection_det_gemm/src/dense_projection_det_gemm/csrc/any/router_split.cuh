@@ -1,15 +1,17 @@
-// The numerics that every program of the router shares: the scale of a row, the three BF16 terms of an element, promotion, what cannot be
-// split, and how a result gets its scale back.
+// The numerics that every program of the router shares: the scale of a row, the three BF16 terms of an element, promotion, what
+// cannot be split, and how a result gets its scale back.
 //
-// A lane holds 8 elements of P in a step of 16: raw[0] row g, raw[1] row g + 8, raw[2] and raw[3] the same rows, further along the depth
-// (g = lane >> 2, c = lane & 3). Where P's rows run along the depth a lane reads four neighbours, 4c .. 4c + 3, as raw[0] and raw[2], and
-// Q's planes are interleaved to match: which elements of a step an instruction pairs with which does not matter.
+// A lane holds 8 elements of P in a step of 16: raw[0] row g, raw[1] row g + 8, raw[2] and raw[3] the same rows, further along
+// the depth (g = lane >> 2, c = lane & 3). Where P's rows run along the depth a lane reads four neighbours, 4c .. 4c + 3, as
+// raw[0] and raw[2], and Q's planes are interleaved to match: which elements of a step an instruction pairs with which does not
+// matter.
 //
-// Exactness. P is multiplied by 1 where the largest of a row's first 16 elements is of an ordinary binade, else by the power of two that
-// brings it to binade 0; Q by the power of two that brings it to binade 44. Splitting an element is exact above 2^-103. A product's last
-// bit lies 30 binades below its operands' sum; what is lost below 2^-126 is invisible below the results' own 2^-149 where the scales'
-// exponents add up to 40, and nothing is lost where the operands' binades add up to -119. So elements below router_lowest() are tiny, and
-// a result below 1 (before it gets its scale back) in a row or column with tiny elements is computed anew.
+// Exactness. P is multiplied by 1 where the largest of a row's first 16 elements is of an ordinary binade, else by the power of
+// two that brings it to binade 0; Q by the power of two that brings it to binade 44. Splitting an element is exact above 2^-103.
+// A product's last bit lies 30 binades below its operands' sum; what is lost below 2^-126 is invisible below the results' own
+// 2^-149 where the scales' exponents add up to 40, and nothing is lost where the operands' binades add up to -119. So elements
+// below row_lowest() or column_lowest() are tiny, and a result below 1 (before it gets its scale back) in a row or column with tiny elements is
+// computed anew.
 #pragma once
 
 #include "cake/ptx/warp.cuh"
@@ -156,7 +158,8 @@ __device__ __forceinline__ void make_fragments(RouterFragments<float>& a, Router
   split(a, raw);
 }
 
-__device__ __forceinline__ void make_fragments(RouterFragments<__nv_bfloat16>& a, uint32_t (&pairs)[4], RouterRowState& rows, bool) {
+__device__ __forceinline__ void make_fragments(RouterFragments<__nv_bfloat16>& a, uint32_t (&pairs)[4], RouterRowState& rows,
+                                               bool) {
   rows.watch(pairs);
 #pragma unroll
   for (int r = 0; r < 4; ++r) a[0][r] = pairs[r];

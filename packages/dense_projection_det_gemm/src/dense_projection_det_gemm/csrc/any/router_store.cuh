@@ -1,6 +1,7 @@
-// Where a block of 16 rows of a warp and 64 columns goes: the output, sums of segments in it, or a slot of partial sums. A lane holds
-// totals[4 j + i]: row g + 8 (i >> 1), or 2 g + (i >> 1) where rows are adjacent in memory, and column 16 (j >> 1) + 4 c + 2 (j & 1) + (i & 1): Q's
-// planes are ordered so that two neighbouring fragments give a lane four columns next to each other (g = lane >> 2, c = lane & 3).
+// Where a block of 16 rows of a warp and 64 columns goes: the output, sums of segments in it, or a slot of partial sums. A lane
+// holds totals[4 j + i]: row g + 8 (i >> 1), or 2 g + (i >> 1) where rows are adjacent in memory, and column 16 (j >> 1) + 4 c +
+// 2 (j & 1) + (i & 1): Q's planes are ordered so that two neighbouring fragments give a lane four columns next to each other (g =
+// lane >> 2, c = lane & 3).
 #pragma once
 
 #include "any/router_split.cuh"
@@ -39,8 +40,8 @@ __device__ __forceinline__ RouterTarget router_target(const RouterOutParams& p, 
   return target;
 }
 
-// The lane's part of a block in memory: eight fours of elements next to each other along columns, or 16 pairs along rows, or where strides or
-// an odd extent forbid that 32 elements.
+// The lane's part of a block in memory: eight fours of elements next to each other along columns, or 16 pairs along rows, or
+// where strides or an odd extent forbid that 32 elements.
 template <bool kPairedRows>
 struct RouterPlace {
   static constexpr int kNextRow = kPairedRows ? 1 : 8;
@@ -177,7 +178,8 @@ __device__ __forceinline__ void finish_block(const RouterOutParams& p, const Rou
     const unsigned votes = __ballot_sync(0xffffffffu, redo[i]);
     if (votes != 0 && lane == 0) *p.terms.any_redo = 1;
     if (c == 0) {
-      uint8_t* flags = p.redo + (router_place(p.work, segment.tile, segment.rank) * p.work.blocks + first_column / kRouterBlock) * kRouterRows;
+      uint8_t* flags =
+          p.redo + (router_place(p.work, segment.tile, segment.rank) * p.work.blocks + first_column / kRouterBlock) * kRouterRows;
       flags[row + RouterPlace<kPairedRows>::kNextRow * i] = (votes >> (4 * g) & 15) != 0;
     }
   }

@@ -1,8 +1,8 @@
 // Q as scaled BF16 terms (RouterPlanes), exponents, factors and flags of its rows.
 //
-// Reads Q [columns, depth], writes all of the planes (zeros past the edges). A thread holds 16 elements of a column at a time; a CTA has a
-// block of 64 columns and kRouterTermsSteps steps. The scale of a row of Q comes from its first kRouterHint elements, so that CTAs need
-// nothing of one another.
+// Reads Q [columns, depth], writes all of the planes (zeros past the edges). A thread holds 16 elements of a column at a time; a
+// CTA has a block of 64 columns and kRouterTermsSteps steps. The scale of a row of Q comes from its first kRouterHint elements,
+// so that CTAs need nothing of one another.
 #pragma once
 
 #include "any/router_split.cuh"
@@ -10,8 +10,8 @@
 
 namespace dense_projection_det_gemm {
 
-// Where in a block's planes a column stands: so that two neighbouring fragments of an accumulator give a lane four columns next to each
-// other, the inverse of router_store.cuh's column_of.
+// Where in a block's planes a column stands: so that two neighbouring fragments of an accumulator give a lane four columns next
+// to each other, the inverse of router_store.cuh's column_of.
 __device__ __forceinline__ int place_in_block(int column) {
   return (column & 48) | (column & 2) << 2 | (column & 12) >> 1 | (column & 1);
 }
@@ -21,7 +21,8 @@ __device__ __forceinline__ constexpr int place_in_step(int i, bool interleaved) 
   return interleaved ? 8 * ((i >> 1) & 1) + 2 * (i >> 2) + (i & 1) : i;
 }
 
-__device__ __forceinline__ void load_step(float (&x)[kRouterStep], const RouterOperand& q, int column, int step, bool valid, int depth) {
+__device__ __forceinline__ void load_step(float (&x)[kRouterStep], const RouterOperand& q, int column, int step, bool valid,
+                                          int depth) {
   const int k = step * kRouterStep;
   const int64_t offset = column * q.stride + k * q.depth_stride;
   if (valid && q.depth_stride == 1 && !q.is_bf16 && k + kRouterStep <= depth) {
@@ -106,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterT
     }
     const int64_t place = (int64_t{column_tile} * p.work.steps + step0 + i) * p.work.blocks;
     const RouterPlanes layout(p.work);
-    char* destination = static_cast<char*>(p.terms.planes) + place * kRouterBlockBytes + layout.offset(block_in_tile * kRouterBlock + place_in_block(row));
+    char* destination = static_cast<char*>(p.terms.planes) + place * kRouterBlockBytes +
+                        layout.offset(block_in_tile * kRouterBlock + place_in_block(row));
     p.terms.interleaved ? store_terms<true>(destination, layout, x[i]) : store_terms<false>(destination, layout, x[i]);
   }
   const int found = (is_tiny(least_key, column_lowest(exponent)) ? kRouterTiny : 0) |

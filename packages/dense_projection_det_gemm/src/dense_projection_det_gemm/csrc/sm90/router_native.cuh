@@ -1,9 +1,11 @@
-// D = P Q^T to FP32 accuracy on Hopper: a cluster of two CTAs has a tile of 2 x 128 rows and 256 or 64 columns, a consumer warpgroup 64 rows.
+// D = P Q^T to FP32 accuracy on Hopper: a cluster of two CTAs has a tile of 2 x 128 rows and 256 or 64 columns, a consumer
+// warpgroup 64 rows.
 //
-// P comes as it is, by cp.async, and is split into its terms on the way to the registers that wgmma reads; Q comes as planes of terms, by
-// bulk copies of half of them by each CTA to both. For each step of 16 along the depth and each group of columns, the kept products of terms,
-// smallest first, go to a fresh accumulator, which is then added to FP32 totals: tensor cores truncate, ordinary additions round. While one
-// warpgroup adds, the other's products run. Order of accumulation: products in a step, steps ascending, segments ascending (router_work.h).
+// P comes as it is, by cp.async, and is split into its terms on the way to the registers that wgmma reads; Q comes as planes of
+// terms, by bulk copies of half of them by each CTA to both. For each step of 16 along the depth and each group of columns, the
+// kept products of terms, smallest first, go to a fresh accumulator, which is then added to FP32 totals: tensor cores truncate,
+// ordinary additions round. While one warpgroup adds, the other's products run. Order of accumulation: products in a step, steps
+// ascending, segments ascending (router_work.h).
 //
 //   full[stage]   128 producer threads, when their copies of P have landed; 1 for Q's bytes, from both CTAs
 //   empty[stage]  8 consumer warps of each CTA
@@ -37,8 +39,8 @@ struct RouterNative {
   };
   static_assert(sizeof(Smem) <= (kBlocks == 1 ? kRouterNarrowSmemBytes : kSplitP ? kRouterWideSmemBytes : kRouterBf16SmemBytes));
 
-  // 16-byte units of a tile of P: rows along the depth [128][16], or along the rows [16][128], units of a row permuted so that the
-  // fragments' lanes meet all banks.
+  // 16-byte units of a tile of P: rows along the depth [128][16], or along the rows [16][128], units of a row permuted so that
+  // the fragments' lanes meet all banks.
   __device__ static __forceinline__ uint32_t unit_offset(int row, int unit) {
     if constexpr (kRowsAdjacent) {
       return row * (kPBytes / kRouterStep) + 16 * (unit ^ (row >> 1 & 3) << 1);
@@ -75,11 +77,13 @@ struct RouterNative {
       int tile = static_cast<int>(range.first / p.work.steps);
       int step = static_cast<int>(range.first - int64_t{tile} * p.work.steps);
       int row_tile = tile / p.work.column_tiles;
-      const char* planes = static_cast<const char*>(p.terms.planes) + (int64_t{tile - row_tile * p.work.column_tiles} * p.work.steps + step) * kQBytes;
+      const char* planes = static_cast<const char*>(p.terms.planes) +
+                           (int64_t{tile - row_tile * p.work.column_tiles} * p.work.steps + step) * kQBytes;
 #pragma unroll 1
       for (int64_t left = range.end - range.first; left > 0; --left) {
         smem.ring.wait_empty(at);
-        copy_p(p, ptx::shared_address(smem.p[at.stage]), (row_tile * kRouterCtas + rank) * kRouterRows, step * kRouterStep, thread);
+        copy_p(p, ptx::shared_address(smem.p[at.stage]), (row_tile * kRouterCtas + rank) * kRouterRows, step * kRouterStep,
+               thread);
         asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(ptx::shared_address(smem.ring.full(at))) : "memory");
         if (thread == 0) {
           smem.ring.expect(at, kQBytes);
@@ -91,7 +95,8 @@ struct RouterNative {
         if (++step == p.work.steps) {
           step = 0;
           row_tile = ++tile / p.work.column_tiles;
-          planes = static_cast<const char*>(p.terms.planes) + int64_t{tile - row_tile * p.work.column_tiles} * p.work.steps * kQBytes;
+          planes =
+              static_cast<const char*>(p.terms.planes) + int64_t{tile - row_tile * p.work.column_tiles} * p.work.steps * kQBytes;
         }
       }
     }
@@ -107,7 +112,10 @@ struct RouterNative {
       for (int r = 0; r < 4; ++r) {
         const int k = 2 * c + (r & 1) + 8 * (r >> 1), row = warp_row + 2 * g;
         float x, y;
-        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x), "=f"(y) : "r"(tile + unit_offset(k, row / kUnit) + 4 * (row % kUnit)) : "memory");
+        asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];"
+                     : "=f"(x), "=f"(y)
+                     : "r"(tile + unit_offset(k, row / kUnit) + 4 * (row % kUnit))
+                     : "memory");
         raw[r & 2][r & 1] = x;
         raw[(r & 2) + 1][r & 1] = y;
       }
@@ -131,7 +139,10 @@ struct RouterNative {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const int k = 2 * c + (r & 1) + 8 * (r >> 1), row = warp_row + 2 * g;
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(rows[r]) : "r"(tile + unit_offset(k, row / kUnit) + 2 * (row % kUnit)) : "memory");
+        asm volatile("ld.shared.b32 %0, [%1];"
+                     : "=r"(rows[r])
+                     : "r"(tile + unit_offset(k, row / kUnit) + 2 * (row % kUnit))
+                     : "memory");
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -149,7 +160,8 @@ struct RouterNative {
     }
   }
 
-  __device__ static __forceinline__ void take_fragments(Fragments& a, RouterRowState& rows, uint32_t tile, bool first, int warp_row, int lane) {
+  __device__ static __forceinline__ void take_fragments(Fragments& a, RouterRowState& rows, uint32_t tile, bool first,
+                                                        int warp_row, int lane) {
     Loaded loaded;
     load_elements(loaded, tile, warp_row, lane);
     make_fragments(a, loaded, rows, first);
@@ -164,7 +176,8 @@ struct RouterNative {
       for (int i = 0; i < 2; ++i) {
         const int k = 4 * c + 2 * (r >> 1) + i;  // any place: the hint takes the largest
         raw[r][i] = row < p.work.rows && k < p.work.depth
-                        ? static_cast<const float*>(p.p.data)[row * p.p.stride + k * p.p.depth_stride] : 0.f;
+                        ? static_cast<const float*>(p.p.data)[row * p.p.stride + k * p.p.depth_stride]
+                        : 0.f;
       }
     }
   }
@@ -253,7 +266,7 @@ struct RouterNative {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         if (kRouterBlock * block >= target.columns_left) continue;
-        float(&sums)[32] = *reinterpret_cast<float(*)[32]>(&totals[block * 32 / kSums][block * 32 % kSums]);
+        float (&sums)[32] = *reinterpret_cast<float (*)[32]>(&totals[block * 32 / kSums][block * 32 % kSums]);
         store_block<kRowsAdjacent>(p, segment, target, sums, warp_row, kRouterBlock * block, found, lane);
       }
     }
@@ -307,4 +320,3 @@ struct RouterNative {
 };
 
 }  // namespace dense_projection_det_gemm
-

@@ -124,6 +124,24 @@ def test_parts_in_one_unit_or_several(emulated, architecture, monkeypatch):
     plan_router_cuda.cache_clear()
 
 
+@pytest.mark.parametrize("x_dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_rows_of_x_adjacent_in_memory(emulated, architecture, x_dtype, monkeypatch):
+    """x with unit stride on its rows: every sum is stored element by element, alone, added up and from slots."""
+    monkeypatch.setattr("dense_projection_det_gemm.cuda_router_plan.PART_STEPS", 2)
+    plan_router_cuda.cache_clear()
+    package = emulated(architecture)
+    package.options = Options(order="eager")
+    x, w = normal(141, 72, 1, x_dtype), normal(136, 72, 2)
+    a, b = padded(x.t().contiguous()).t(), padded(w).t()
+    results = [multiply(package, architecture, a, b, spread=spread) for spread in (False, True)]
+    assert_bitwise_equal(*results)
+    assert relative(results[0], x.double() @ w.double().t()) < 1.1e-7
+    turned = multiply(package, architecture, padded(x), b, spread=False, out=torch.full((136, 144), math.nan).t()[:141])
+    assert relative(turned, x.double() @ w.double().t()) < 1.1e-7
+    plan_router_cuda.cache_clear()
+
+
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_ranges_and_a_transposed_result(emulated, architecture):
     """The weight gradient's cut: the same bits on 1 and 5 multiprocessors, and written through strides of any order."""

@@ -165,6 +165,7 @@ struct SegmentStatesParams {
   PackTables tables;
   const float* factors;  // M transposed
   float* states;         // N to entry states, or Y to exit gradients, in place
+  const float* scalars;  // tell which M are zero; null: none are known to be
   int32_t slots_per_row;
 };
 

@@ -34,6 +34,21 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], float m, const float
   sum[3] = fmaf(m, s.w, sum[3]);
 }
 
+// Whether the gates of a whole segment leave nothing in FP32 of a state before it: its M is zero. By every warp for itself.
+__device__ __forceinline__ bool forgets(const float* scalars, int32_t first_chunk, int heads, int head) {
+  constexpr float kForgotten = -150.f;  // in powers of two, as in segment_pairs
+  const int lane = threadIdx.x % 32;
+  float sum = 0.f;
+#pragma unroll
+  for (int chunk = 0; chunk < cake::work::kSegmentChunks; chunk += 32) {
+    const int64_t record = int64_t{first_chunk + chunk + lane} * heads + head;
+    sum = __fadd_rn(sum, scalars[record * kScalarFloats + kLog2Decay * kChunk + kChunk - 1]);
+  }
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
+  return sum <= kForgotten;
+}
+
 template <bool kReverse>
 __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
   using Config = SegmentStatesConfig;
@@ -58,9 +73,11 @@ __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
     float next[4];
 #pragma unroll
     for (int v = 0; v < 4; ++v) next[v] = at[v * kHeadDim];
-    if (i > 0) {
-      // M of the segment between this border and the one visited before.
-      const float* factor = p.factors + slot + (kReverse ? border : border - 1) * step;
+    // M of the segment between this border and the one visited before: slot s holds that of segment s + 1.
+    const int factor_slot = kReverse ? border : border - 1;
+    const int32_t factor_chunk = first.first_chunk + (factor_slot + 1) * cake::work::kSegmentChunks;
+    if (i > 0 && !(p.scalars && forgets(p.scalars, factor_chunk, p.heads.value_heads, head))) {
+      const float* factor = p.factors + slot + factor_slot * step;
       const auto& from = smem.state[i & 1];
       if constexpr (kReverse) {
 #pragma unroll 1

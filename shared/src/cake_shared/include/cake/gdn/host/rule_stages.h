@@ -42,7 +42,8 @@ inline void launch_segment_states(const RuleCall& call, host::KernelRef<SegmentS
                                   float* states) {
   launch_stage(kernel, call.pack.segments * call.pack.heads * (kHeadDim / kSegmentStatesColumns), kSegmentStatesThreads,
                kSegmentStatesSmemBytes, call.stream,
-               SegmentStatesParams{call.heads, call.pack.tables(), factors, states, call.slots_per_row});
+               SegmentStatesParams{call.heads, call.pack.tables(), factors, states, call.native() ? call.scalars : nullptr,
+                                   call.slots_per_row});
 }
 
 // o [B, T, HV, 128] and, where given, the final states; `entries` FP32 [slots, HV, 128, 128] receives the entry states of segments.

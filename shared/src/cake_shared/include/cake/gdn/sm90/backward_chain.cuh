@@ -18,6 +18,7 @@ struct ChainPlace {
   int last_tokens;  // of the segment's last chunk
   int head;
   int first_column;
+  bool forgets = false;  // its chunks leave nothing of a gradient behind them
 
   __device__ __forceinline__ int last_chunk() const { return segment.first_chunk + segment.chunks - 1; }
   __device__ __forceinline__ int tokens_of(int chunk) const { return chunk == last_chunk() ? last_tokens : kChunk; }
@@ -33,6 +34,28 @@ __device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, cons
   const SegmentPlace segment = segment_place(tables, row);
   return {segment, tables.segments[row].tokens - (segment.chunks - 1) * kChunk, static_cast<int>(work - row * heads.value_heads),
           static_cast<int>(blockIdx.x % kSlices) * 64};
+}
+
+// How many of a segment's first chunks forget any gradient behind them, by one warp; 0 if all of them together do not.
+__device__ __forceinline__ int forgetting_first_chunks(const float* scalars, const Heads& heads, const SegmentPlace& segment, int head,
+                                                       int lane) {
+  constexpr float kForgotten = -150.f;  // in powers of two: nothing is left in FP32, as in segment_pairs
+  float before = 0.f;
+  for (int done = 0; done < segment.chunks; done += 32) {
+    const bool valid = done + lane < segment.chunks;
+    const int64_t record = int64_t{segment.first_chunk + (valid ? done + lane : 0)} * heads.value_heads + head;
+    float sum = valid ? scalars[record * kScalarFloats + kLog2Decay * kChunk + kChunk - 1] : 0.f;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float other = __shfl_up_sync(~0u, sum, step);
+      if (lane >= step) sum = __fadd_rn(sum, other);
+    }
+    sum = __fadd_rn(sum, before);
+    const unsigned reached = __ballot_sync(~0u, valid && sum <= kForgotten);
+    if (reached != 0) return done + __ffs(static_cast<int>(reached));
+    before = __shfl_sync(~0u, sum, 31);
+  }
+  return 0;
 }
 
 // A stage in turn: index and parity of the phase in which it is filled.

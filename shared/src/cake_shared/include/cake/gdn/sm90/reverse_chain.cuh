@@ -69,7 +69,9 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   State state;
 #pragma unroll
   for (int i = 0; i < 64; ++i) state[i] = 0.f;
-  if (work.segment.last()) {
+  if (work.forgets) {
+    // Y is that of a zero gradient.
+  } else if (work.segment.last()) {
     if (p.grad_final.data) {
       load_state(state, state_of(p.grad_final, work.segment.sequence, p.heads, work.head), p.grad_final.k_stride,
                  p.grad_final.v_stride, first_column, lane);
@@ -187,7 +189,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
       {
         char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column;
         const int tokens = work.tokens_of(chunk);
-  #pragma unroll
+#pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int row = 16 * i + (thread >> 3), unit = thread & 7;
           if (row < tokens) {
@@ -218,10 +220,16 @@ template <Reverse kUse, int kGroups>
 __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
   auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
-  const ChainPlace work = chain_place<kGroups>(p.tables, p.heads);
+  ChainPlace work = chain_place<kGroups>(p.tables, p.heads);
   if (work.segment.sequence < 0) return;
   if constexpr (kUse == Reverse::kPairs) {
     if (work.segment.first()) return;  // nothing precedes it
+    const int enough = forgetting_first_chunks(p.scalars, p.heads, work.segment, work.head, lane);
+    if (enough > 0) {
+      if (enough < work.segment.chunks) work.last_tokens = kChunk;
+      work.segment.chunks = enough;
+      work.forgets = true;
+    }
   }
   if (threadIdx.x == 0) smem.barriers.init(kGroups);
   __syncthreads();

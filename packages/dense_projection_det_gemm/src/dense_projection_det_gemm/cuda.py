@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cake_shared.gemm.scratch import scratch
 from dense_projection_det_gemm.cuda_plan import NATIVE, CudaGemmPlan, plan_gemm_cuda
 
 if TYPE_CHECKING:
@@ -91,11 +92,11 @@ class GemmBackend:
         plan = plan_gemm_cuda(problem, self.native)
         if plan.swapped:
             return lambda a, b, out: self._launch_of(plan, a, b, out)()
-        words, choices = plan.workspace_bytes // 4, _choices(plan, problem.a_major, problem.b_major)
+        size_bytes, choices = plan.workspace_bytes, _choices(plan, problem.a_major, problem.b_major)
         run, stream = self.module.run_gemm, self.stream
 
         def launch(a, b, out):
-            workspace = torch.empty(words, dtype=torch.float32, device=out.device) if words else None
+            workspace = scratch(size_bytes, out.device) if size_bytes else None
             run(a, b, out, workspace, *choices, self.multiprocessors, stream())
 
         return launch
@@ -113,9 +114,7 @@ class GemmBackend:
         if plan.swapped:
             a, b, out = b.transpose(1, 2), a.transpose(1, 2), out.transpose(1, 2)
             a_major, b_major = b_major, a_major
-        workspace = None
-        if plan.workspace_bytes:
-            workspace = torch.empty(plan.workspace_bytes // 4, dtype=torch.float32, device=out.device)
+        workspace = scratch(plan.workspace_bytes, out.device) if plan.workspace_bytes else None
         choices = _choices(plan, a_major, b_major)
         launch = self._prepare(a, b, out, workspace, *choices, self.multiprocessors)
         return _Launch(launch, self.stream, (a, b, out, workspace))

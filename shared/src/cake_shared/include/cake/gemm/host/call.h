@@ -85,9 +85,10 @@ inline void make_tiling(GemmCall& call, const OptionalTensor& workspace, const C
                                 << places << " units, got " << choices.whole_units << ", " << choices.pieces << ", "
                                 << choices.piece_blocks;
     }
-    if (!workspace.has_value()) TVM_FFI_THROW(ValueError) << "workspace: expected FP32 partial sums, got none";
-    call.partials = static_cast<float*>(host::check_output("workspace", workspace.value(), host::kFloat32,
-                                                           {call.slots * unit_rows * unit_columns}, call.device));
+    if (!workspace.has_value()) TVM_FFI_THROW(ValueError) << "workspace: expected bytes for the partial sums, got none";
+    constexpr DLDataType kUInt8{kDLUInt, 8, 1};
+    call.partials = static_cast<float*>(host::check_output("workspace", workspace.value(), kUInt8,
+                                                           {call.slots * unit_rows * unit_columns * 4}, call.device));
   }
   const int64_t whole_units = choices.pieces > 1 || choices.halved ? choices.whole_units : places;
   const int64_t parts = choices.halved ? 2 * (places - whole_units) : call.slots;

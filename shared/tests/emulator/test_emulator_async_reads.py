@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from cake_shared.emulator import Module, Options, SharedRace, tensor_map
+from cake_shared.emulator import MissingProxyFence, Module, Options, SharedRace, tensor_map
 
 KERNELS = pathlib.Path(__file__).parent / "kernels"
 ORDERS = [("eager", 0), ("lazy", 0), ("random", 1), ("random", 2), ("random", 3)]
@@ -60,3 +60,14 @@ def test_a_source_that_is_overwritten_early_is_a_race(kernel, variant, order):
 def test_a_source_that_leaves_for_a_neighbour_is_kept_until_it_has_arrived(variant, order):
     with pytest.raises(SharedRace):
         run("exchange", variant, order)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_copy_of_what_the_kernel_stored_to_global_memory_needs_a_proxy_fence(order):
+    out = np.zeros(128, np.uint32)
+    options = Options(order=order[0], seed=order[1])
+    module().launch("refetch_0", 1, 128, [out], options=options)
+    assert out.tolist() == list(range(128, 0, -1))
+    for mutant in (1, 2):
+        with pytest.raises(MissingProxyFence, match="stored at line"):
+            module().launch(f"refetch_{mutant}", 1, 128, [out], options=options)

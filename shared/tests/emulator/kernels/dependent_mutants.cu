@@ -48,6 +48,8 @@ __device__ void consume_body(uint32_t* in, const uint32_t* x, const uint32_t* ta
   const uint32_t t = threadIdx.x, first = blockIdx.x * 128, i = first + t;
   uint32_t v = table[i];                                  // nobody on the stream writes it
   if (Variant == 2) v += x[i];                            // reads too early
+  if (Variant == 0 && t == 0)                             // what a prefetch fetches is nobody's
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(x + first), "r"(512) : "memory");
   if (Variant == 5) in[i] = 3;                            // the producer may still read it
   if (Variant == 6) const_cast<uint32_t*>(x)[i] = 3;      // the producer may write it later
   if (Variant == 7) copy_in_bulk(x + first, [] {});       // a bulk copy that is issued too early

@@ -84,6 +84,30 @@ __device__ void exchange_body(uint32_t* out) {
   if (Mutant == 0) mine[i] = 0;
 }
 
+// out[128]; 128 threads. Stores to global memory and copies it back in bulk.
+template <int Mutant>
+__device__ void refetch_body(uint32_t* out) {
+  __shared__ __align__(128) uint32_t tile[128];
+  __shared__ uint64_t barrier;
+  uint32_t i = threadIdx.x;
+  out[i] = i + 1;                                                                            // STORED
+  if (Mutant == 0) asm volatile("fence.proxy.async.global;" ::: "memory");                   // 1: no fence
+  if (Mutant == 2) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");              // one for other memory
+  if (i == 0) {
+    barrier_init(&barrier, 1);
+    barrier_fence();
+  }
+  __syncthreads();
+  if (i == 0) {
+    expect(&barrier, 512);
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address(tile)),
+                 "l"(out), "r"(512), "r"(address(&barrier))
+                 : "memory");
+  }
+  wait(&barrier, 0);
+  out[i] = tile[127 - i];
+}
+
 #define DRAIN(k)                                                                                                 \
   extern "C" __global__ void copy_##k(uint32_t* out) { drain_body<k>(BulkCopy{out}, out); }                      \
   extern "C" __global__ void reduction_##k(uint32_t* out) { drain_body<k>(BulkReduction{out}, out); }            \
@@ -93,3 +117,5 @@ __device__ void exchange_body(uint32_t* out) {
 #define EXCHANGE(k) extern "C" __global__ void exchange_##k(uint32_t* out) { exchange_body<k>(out); }
 DRAIN(0) DRAIN(1) DRAIN(2) DRAIN(3) DRAIN(4) DRAIN(5)
 EXCHANGE(0) EXCHANGE(1) EXCHANGE(2)
+#define REFETCH(k) extern "C" __global__ void refetch_##k(uint32_t* out) { refetch_body<k>(out); }
+REFETCH(0) REFETCH(1) REFETCH(2)

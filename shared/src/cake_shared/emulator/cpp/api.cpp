@@ -224,14 +224,15 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     }
     auto* history = static_cast<StreamHistory*>(l->stream);
     std::shared_ptr<LaunchRecord> record;
-    if (history && launch.detect == Detect::All) {
-      record = history->begin(p, m.ast().files, launch.registry, l->programmatic != 0);
-      history->restart(false);  // stays so when this launch faults
+    if (launch.detect == Detect::All && (history || p.loads_in_bulk)) {
+      StreamHistory alone(false);
+      record = (history ? *history : alone).begin(p, m.ast().files, launch.registry, l->programmatic != 0);
+      if (history) history->restart(false);  // stays so when this launch faults
       launch.record = record.get();
     }
     const auto start = std::chrono::steady_clock::now();
     run_gangs(launch, static_cast<int>(l->threads), stats);
-    if (record) history->finished(std::move(record));
+    if (history && record) history->finished(std::move(record));
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     *json = copy_out(report(p, stats, seconds));
   } catch (const Located& f) {

@@ -75,7 +75,8 @@ u32 note_source(Warp& w, Cta& cta, const Transfer& t) {
     const Cta& owner = shared_owner(w, t.barrier, 8, Rw::Atomic, -1, true);
     if (!owner.shadow->mbarrier_clock(t.barrier & (kSharedWindow - 1), actor, clock)) return 0;
   }
-  cta.shadow->async_read(w, t.shared & (kSharedWindow - 1), t.bytes, actor, clock);
+  SharedShadow::Reader by{actor, clock};
+  cta.shadow->async_read(w, t.shared & (kSharedWindow - 1), t.bytes, by);
   return clock;
 }
 
@@ -110,9 +111,13 @@ void h_bulk(Warp& w, const Ins& i) {
     if (t.direction == kSharedToGlobal) {
       const int k = w.gang->launch->registry.find(t.global, t.bytes);
       if (k < 0) global_fault(w, t.global, t.bytes, Rw::Write, l);
-      if (w.gang->launch->record) overlap_access(w, k, t.global, t.bytes, i.flags & kReduce ? Rw::Atomic : Rw::Write, l);
+      if (w.gang->launch->record) overlap_access(w, k, t.global, t.bytes, i.flags & kReduce ? Rw::Atomic : Rw::Write, l, true);
     } else if (t.direction == kGlobalToShared) {
-      global_at(w, t.global, t.bytes, Rw::Read, l);
+      const int k = w.gang->launch->registry.find(t.global, t.bytes);
+      if (k < 0) global_fault(w, t.global, t.bytes, Rw::Read, l);
+      if (w.gang->launch->record) overlap_access(w, k, t.global, t.bytes, Rw::Read, l, true);
+      const Allocation& a = w.gang->launch->registry[k];
+      if (a.written) check_written(a, t.global, t.bytes, l);
     }
     if (t.direction != kGlobalToShared) {
       Cta& cta = shared_owner(w, t.shared, t.bytes, Rw::Read, l, false);
@@ -165,6 +170,7 @@ void decode_bulk_copy(Decoder& d, Ins& i) {
   i.flags = direction;
   if (direction == kSharedToGlobal) d.program().bulk_reads = true;
   if (direction == kSharedToShared) d.program().barrier_reads = true;
+  if (direction == kGlobalToShared) d.program().loads_in_bulk = true;
   const bool by_barrier = m.take("mbarrier::complete_tx::bytes");
   if (!by_barrier && !m.take("bulk_group")) d.unsupported("completion mechanism");
   if (by_barrier == (direction == kSharedToGlobal)) d.unsupported("this completion mechanism for this direction");

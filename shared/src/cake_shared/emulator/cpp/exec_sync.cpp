@@ -181,10 +181,11 @@ void decode_barrier(Decoder& d, Ins& i) {
   i.fn = h_barrier;
 }
 
-enum Fence : u32 { kPlain, kProxyAsync, kProxyTensormap, kProxyAlias };
+enum Fence : u32 { kPlain, kProxyAsync, kProxyAsyncShared, kProxyTensormap, kProxyAlias };
 void h_fence(Warp& w, const Ins& i) {
+  if (i.flags == kProxyAsync && w.gang->launch->record) w.gang->launch->record->proxy_fenced = true;
   if (!w.cta->shadow) return;
-  if (i.flags == kProxyAsync) w.cta->shadow->proxy_fence(w);
+  if (i.flags == kProxyAsync || i.flags == kProxyAsyncShared) w.cta->shadow->proxy_fence(w);
   if (i.flags == kPlain) w.cta->shadow->fence(w);
 }
 
@@ -202,7 +203,9 @@ void decode_fence(Decoder& d, Ins& i) {
       return;
     }
     if (m.take("async") || m.take("async::generic")) {
-      i.flags = kProxyAsync;
+      const bool shared = m.has("shared::cta") || m.has("shared::cluster") || m.has("sync_restrict::shared::cta") ||
+                          m.has("sync_restrict::shared::cluster");
+      i.flags = shared ? kProxyAsyncShared : kProxyAsync;
       for (const char* part : {"global", "shared::cta", "shared::cluster", "acquire", "release",
                                "sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"}) {
         m.take(part);

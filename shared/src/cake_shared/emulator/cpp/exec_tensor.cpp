@@ -114,7 +114,7 @@ void check_global(Warp& w, const Box& box, Rw rw, int lane) {
     const u64 from = address + static_cast<u64>(first) * box.map.steps[0] * box.size;
     const int k = w.gang->launch->registry.find(from, span);
     if (k < 0 || (rw != Rw::Read && w.gang->launch->registry[k].read_only)) global_fault(w, from, span, rw, lane);
-    if (w.gang->launch->record) overlap_access(w, k, from, span, rw, lane);
+    if (w.gang->launch->record) overlap_access(w, k, from, span, rw, lane, true);
   });
 }
 
@@ -261,8 +261,8 @@ void h_tensor_copy(Warp& w, const Ins& i) {
       fault("IllegalInstruction", "a box of " + std::to_string(box.row_bytes) + " bytes along the innermost dimension under a swizzle of " +
             std::to_string(map.swizzle_bytes) + " is not modelled", l);
     }
-    check_global(w, box, move == Move::Store ? Rw::Write : move == Move::Reduce ? Rw::Atomic : Rw::Read, l);
     if (move == Move::Prefetch) return;
+    check_global(w, box, move == Move::Store ? Rw::Write : move == Move::Reduce ? Rw::Atomic : Rw::Read, l);
     ++w.stats->async_copies;
     const u32 shared = w.lane32(i.a, l) + static_cast<u32>(i.imm);
     if (shared % 128) misaligned(shared, 128, l);
@@ -305,7 +305,8 @@ void h_tensor_copy(Warp& w, const Ins& i) {
     if (cta.shadow) {
       const u32 reader = gang->clocks.bulk_actor(cta.shadow->id(w));
       clock = gang->clocks.issue(reader);
-      cta.shadow->async_read(w, offset, box.bytes, reader, clock);
+      SharedShadow::Reader by{reader, clock};
+      cta.shadow->async_read(w, offset, box.bytes, by);
     }
     w.stats->bytes[static_cast<int>(Space::Global)][1] += box.bytes;
     const bool reduce = move == Move::Reduce;
@@ -349,6 +350,7 @@ bool decode_tensor_copy(Decoder& d, Ins& i) {
     d.program().bulk_reads = true;
   } else if (m.take("shared::cluster") || m.take("shared::cta")) {
     m.take("global");
+    d.program().loads_in_bulk = true;
   } else {
     d.unsupported("direction");
   }

@@ -14,12 +14,14 @@ u32 byte_mask(u64 word, u64 address, u32 bytes) {
   return (1u << to) - (1u << from);
 }
 
+constexpr u32 kOrdinary = 16, kLow = 31, kShift = 5;
+
 // CTAs on other threads note at the same time; the last instruction stands whatever the order.
 void merge(u32& word, u32 entry) {
   std::atomic_ref<u32> shared(word);
   u32 old = shared.load(std::memory_order_relaxed);
   for (;;) {
-    const u32 next = (std::max(old, entry) & ~15u) | ((old | entry) & 15);
+    const u32 next = (std::max(old, entry) & ~kLow) | ((old | entry) & kLow);
     if (next == old || shared.compare_exchange_weak(old, next, std::memory_order_relaxed)) return;
   }
 }
@@ -71,12 +73,12 @@ LaunchRecord::LaunchRecord(const Program& program, const std::map<u32, std::stri
   for (const Ins& i : program.code) places_.emplace_back(i.line, i.loc);
 }
 
-void LaunchRecord::note(int allocation, u64 address, u32 bytes, bool reads, bool writes, int pc) {
+void LaunchRecord::note(int allocation, u64 address, u32 bytes, bool reads, bool writes, bool by_copy, int pc) {
   Table& t = tables_[static_cast<size_t>(allocation)];
   if (!t.reads) return;
   const u64 base = t.begin / 4, last = (address + bytes - 1) / 4;
   for (u64 word = address / 4; word <= last; ++word) {
-    const u32 entry = static_cast<u32>(pc + 1) << 4 | byte_mask(word, address, bytes);
+    const u32 entry = static_cast<u32>(pc + 1) << kShift | (by_copy ? 0 : kOrdinary) | byte_mask(word, address, bytes);
     if (reads) merge(t.reads[word - base], entry);
     if (writes && t.writes) merge(t.writes[word - base], entry);
   }
@@ -93,10 +95,20 @@ int LaunchRecord::touched(u64 address, u32 bytes, bool writes_only, bool& wrote)
       const u32 mask = byte_mask(word, from, static_cast<u32>(to - from));
       const u32 write = t->writes ? t->writes[word - t->begin / 4] : 0;
       wrote = (write & mask) != 0;
-      if (wrote) return static_cast<int>(write >> 4) - 1;
+      if (wrote) return static_cast<int>(write >> kShift) - 1;
       const u32 read = t->reads[word - t->begin / 4];
-      if (!writes_only && (read & mask)) return static_cast<int>(read >> 4) - 1;
+      if (!writes_only && (read & mask)) return static_cast<int>(read >> kShift) - 1;
     }
+  }
+  return -1;
+}
+
+int LaunchRecord::stored(int allocation, u64 address, u32 bytes) const {
+  const Table& t = tables_[static_cast<size_t>(allocation)];
+  if (!t.writes) return -1;
+  for (u64 word = address / 4; word <= (address + bytes - 1) / 4; ++word) {
+    const u32 write = t.writes[word - t.begin / 4];
+    if ((write & kOrdinary) && (write & byte_mask(word, address, bytes))) return static_cast<int>(write >> kShift) - 1;
   }
   return -1;
 }
@@ -129,7 +141,7 @@ std::shared_ptr<LaunchRecord> StreamHistory::begin(const Program& program, const
   return record;
 }
 
-void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int lane) {
+void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int lane, bool by_copy) {
   LaunchRecord& record = *w.gang->launch->record;
   if (bytes == 0 || w.gang->async_issuer) return;  // asynchronous operations are judged where they are issued
   if (record.programmatic) {
@@ -140,7 +152,16 @@ void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int 
       check_against(w, *other, w.gang->launch->registry[allocation], address, bytes, rw, lane, waited);
     }
   }
-  record.note(allocation, address, bytes, rw != Rw::Write, rw != Rw::Read, w.pc);
+  if (by_copy && rw != Rw::Write && !record.proxy_fenced) {
+    const int pc = record.stored(allocation, address, bytes);
+    if (pc >= 0) {
+      const Allocation& a = w.gang->launch->registry[allocation];
+      fault("MissingProxyFence", "a copy reads " + a.name + " from byte " + std::to_string(address - a.begin) +
+            " on, where this kernel has stored at " + record.place(pc) +
+            ": no thread has executed fence.proxy.async for global memory", lane);
+    }
+  }
+  record.note(allocation, address, bytes, rw != Rw::Write, rw != Rw::Read, by_copy, w.pc);
 }
 
 }  // namespace cake::emu

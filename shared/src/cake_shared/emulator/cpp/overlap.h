@@ -26,15 +26,18 @@ class LaunchRecord {
   LaunchRecord() = default;  // a launch of which nothing is known: it counts as having written everything
   bool unknown() const { return tables_.empty() && kernel.empty(); }
 
-  void note(int allocation, u64 address, u32 bytes, bool reads, bool writes, int pc);
+  void note(int allocation, u64 address, u32 bytes, bool reads, bool writes, bool by_copy, int pc);
   // The instruction that touched one of these bytes (wrote it, with `writes_only`); -1 when none did.
   int touched(u64 address, u32 bytes, bool writes_only, bool& wrote) const;
+  // An ordinary store or atomic of this launch to one of these bytes; -1 when there is none.
+  int stored(int allocation, u64 address, u32 bytes) const;
   std::string place(int pc) const;  // its line, and source line where known
 
   std::string kernel;
   bool programmatic = false;
   std::atomic<bool> waited{false};       // a thread has executed griddepcontrol.wait
   std::atomic<bool> starts_late{false};  // a CTA lets dependents start only after it has waited
+  std::atomic<bool> proxy_fenced{false};  // a thread has executed fence.proxy.async for global memory
   // Earlier launches that may not have ended when this one starts, and when its griddepcontrol.wait has returned.
   std::vector<std::shared_ptr<const LaunchRecord>> at_start, after_wait;
 
@@ -42,7 +45,7 @@ class LaunchRecord {
   struct Free {
     void operator()(u32* p) const;
   };
-  using Words = std::unique_ptr<u32[], Free>;  // instruction + 1 above four bits, one a byte
+  using Words = std::unique_ptr<u32[], Free>;  // instruction + 1, whether an ordinary one did it, four bits, one a byte
   struct Table {
     u64 begin = 0, end = 0;
     Words reads, writes;
@@ -68,7 +71,7 @@ class StreamHistory {
 };
 
 // Called for every access to global memory of a launch that has a record: notes it and faults when it is unordered with
-// what an earlier launch did.
-void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int lane);
+// what an earlier launch did, or when a copy reads what this launch has stored and nothing in it has fenced the proxies.
+void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int lane, bool by_copy = false);
 
 }  // namespace cake::emu

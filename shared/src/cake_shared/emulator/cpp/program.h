@@ -127,6 +127,7 @@ struct Program {
   u32 shared_granule = 4;  // smallest access to shared memory in bytes, for the race detector
   // Which asynchronous operations read shared memory: the race detector keeps a column a warp for each.
   bool bulk_reads = false, matrix_reads = false, barrier_reads = false;
+  bool loads_in_bulk = false;  // from global memory, by copies
 };
 
 }  // namespace cake::emu

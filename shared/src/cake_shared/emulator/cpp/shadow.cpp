@@ -18,11 +18,12 @@ void SharedShadow::reset(Cta& cta) {
   const u32 cells = (cta.shared_end + granule_ - 1) / granule_;
   cells_.assign(cells, Cell{});
   const Program& program = *gang_->launch->program;
-  columns_ = program.barrier_reads  ? clocks_->first_barrier() + Clocks::kBarrierActors
-             : program.matrix_reads ? 3 * warps_
-             : program.bulk_reads   ? 2 * warps_
-                                    : warps_;
-  readers_.assign(static_cast<size_t>(cells) * columns_, 0);
+  async_columns_ = program.barrier_reads  ? 2 * warps_ + Clocks::kBarrierActors
+                   : program.matrix_reads ? 2 * warps_
+                   : program.bulk_reads   ? warps_
+                                          : 0;
+  readers_.assign(static_cast<size_t>(cells) * warps_, 0);
+  async_readers_.assign(static_cast<size_t>(cta.shared_end / kUnit + 1) * async_columns_, 0);
   mbarriers_.clear();
   copies_.clear();
   issuing_.clear();
@@ -73,12 +74,18 @@ void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool atomic, int 
     suspects_.push_back({cell, me, c.writer, old, lane, &w, w.pc});
   }
   if (!writes) return;
-  const u32* read = readers(cell);
+  check_readers(me, cell, readers(cell), 0, warps_, lane);
+  if (async_columns_) check_readers(me, cell, async_readers(cell), warps_, async_columns_, lane);
+}
+
+// `read`: clocks of the actors from `first` on.
+void SharedShadow::check_readers(u32 me, u32 cell, const u32* read, u32 first, u32 count, int lane) const {
+  const u32* seen = clocks_->of(me).seen.data() + first;
   bool unordered = false;
-  for (u32 k = 0; k < columns_; ++k) unordered |= read[k] > seen[k];
+  for (u32 k = 0; k < count; ++k) unordered |= read[k] > seen[k];
   if (!unordered) return;
-  for (u32 k = 0; k < columns_; ++k) {
-    if (read[k] > seen[k]) race(me, k, cell, "a write", lane);
+  for (u32 k = 0; k < count; ++k) {
+    if (read[k] > seen[k]) race(me, first + k, cell, "a write", lane);
   }
 }
 
@@ -138,11 +145,18 @@ void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes) 
   check_order(issuer, cell, writes, false, -1);
 }
 
-void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, u32 reader, u32 clock) {
+void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reader) {
   if (bytes == 0) return;
   for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
+    const u64 history = std::bit_cast<u64>(cells_[cell]);
+    if (history == reader.checked) continue;
     async_order(issuer, cell, true, false);
-    if (reader < columns_) readers(cell)[reader] = std::max(readers(cell)[reader], clock);
+    reader.checked = history;
+  }
+  if (reader.actor - warps_ >= async_columns_) return;
+  for (u32 at = offset / kUnit; at <= (offset + bytes - 1) / kUnit; ++at) {
+    u32& read = async_readers_[static_cast<size_t>(at) * async_columns_ + reader.actor - warps_];
+    read = std::max(read, reader.clock);
   }
 }
 

@@ -27,7 +27,11 @@ class SharedShadow {
   // By the asynchronous proxy on behalf of `issuer`, when the operation is issued. A copy that writes is then under way
   // until async_arrived says that its data are there and which mbarrier counts them (a shared address with rank bits).
   // What it reads nobody may write before knowing `reader` up to `clock`.
-  void async_read(Warp& issuer, u32 offset, u32 bytes, u32 reader, u32 clock);
+  struct Reader {
+    u32 actor, clock;
+    u64 checked = ~0ull;  // the last cell that was in order; many bytes have one history
+  };
+  void async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reader);
   void async_write(Warp& issuer, u32 offset, u32 bytes, bool reads);
   void async_arrived(u32 offset, u32 bytes, u32 barrier);
 
@@ -55,6 +59,7 @@ class SharedShadow {
   u32 id(const Warp& w) const;  // the warp's actor
 
  private:
+  static constexpr u32 kUnit = 16;
   enum : u8 { kWritten = 1, kAtomic = 2, kUnderWay = 4, kProxy = 8 };  // kProxy: written by the asynchronous proxy
   struct Cell {
     u32 clock = 0;   // of the last write
@@ -81,7 +86,11 @@ class SharedShadow {
   };
   void confirm();
 
-  u32* readers(u32 cell) { return readers_.data() + static_cast<size_t>(cell) * columns_; }
+  u32* readers(u32 cell) { return readers_.data() + static_cast<size_t>(cell) * warps_; }
+  u32* async_readers(u32 cell) {
+    return async_readers_.data() + static_cast<size_t>(cell * granule_ / kUnit) * async_columns_;
+  }
+  void check_readers(u32 me, u32 cell, const u32* read, u32 first, u32 count, int lane) const;
   void async_order(Warp& issuer, u32 cell, bool reads, bool writes);
   void check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane, bool forgive = false);
   [[noreturn]] void race(u32 me, u32 other, u32 cell, const char* what, int lane) const;
@@ -93,9 +102,10 @@ class SharedShadow {
   Gang* gang_;
   Clocks* clocks_;
   u32 granule_, warps_, warps_per_cta_;
-  u32 columns_;  // the first actors, as many as may read
+  u32 async_columns_;  // the actors after the warps, as many as may read
   std::vector<Cell> cells_;
-  std::vector<u32> readers_;  // by cell, then actor: clock of its last read
+  std::vector<u32> readers_;        // by cell, then warp: clock of its last read
+  std::vector<u32> async_readers_;  // by 16 bytes, which asynchronous operations read together, then actor
   std::unordered_map<u32, Mbarrier> mbarriers_;
   Knowledge named_[16];
   std::vector<Suspect> suspects_;

@@ -279,9 +279,10 @@ void copy_tile(Cta& cta, u32 address, const SharedTile& t, CopyShape shape) {
 void announce_copy(Warp& w, Cta& cta, const SharedTile& tile, CopyShape shape) {
   if (!cta.shadow) return;
   const u32 reader = reader_of(w), clock = w.gang->clocks.issued(reader) + 1;
+  SharedShadow::Reader by{reader, clock};
   each_copied(tile, shape, [&](u32 at, u32, u32) {
     tile_chunk(cta, at);
-    cta.shadow->async_read(w, at, 16, reader, clock);
+    cta.shadow->async_read(w, at, 16, by);
   });
 }
 

@@ -45,18 +45,23 @@ float cut_off(double x) {
 }  // namespace
 
 TensorCore::TensorCore(const float* b, u32 n, u32 k, const Operands& operands) : b_(b), n_(n), k_(k), operands_(operands) {
-  for (u32 at = 0; at < n * k; ++at) {
-    const Parts p = operand(b[at], operands.b_lowest);
-    exponent_[at] = p.exponent;
-    sign_[at] = p.sign;
-    mantissa_[at] = p.mantissa;
-    special_ |= is_special(b[at]);
+  u32 to = 0;
+  for (u32 block = 0; block < n; block += kBlock) {
+    for (u32 row = 0; row < k; ++row) {
+      for (u32 j = 0; j < kBlock; ++j, ++to) {
+        const float x = b[row * n + block + j];
+        const Parts p = operand(x, operands.b_lowest);
+        exponent_[to] = p.exponent;
+        sign_[to] = p.sign;
+        mantissa_[to] = p.mantissa;
+        special_ |= is_special(x);
+      }
+    }
   }
 }
 
-template <u32 kColumns, int kKept>
+template <int kKept>
 void TensorCore::multiply_add_to(const float* a, u32 a_step, float* d) const {
-  const u32 n = kColumns ? kColumns : n_;
   i32 a_exponent[kMostDepth], a_sign[kMostDepth];
   u32 a_mantissa[kMostDepth];
   u32 special = special_;
@@ -67,44 +72,43 @@ void TensorCore::multiply_add_to(const float* a, u32 a_step, float* d) const {
     a_mantissa[k] = p.mantissa;
     special |= is_special(a[k * a_step]);
   }
-  i32 top[kMostColumns], sum[kMostColumns];
-  for (u32 j = 0; j < n; ++j) {
-    top[j] = parts_of<23>(d[j]).exponent;
-    sum[j] = 0;
-    special |= is_special(d[j]);
-  }
+  for (u32 j = 0; j < n_; ++j) special |= is_special(d[j]);
   float before[kMostColumns];
-  if (special) std::copy_n(d, n, before);
-  for (u32 k = 0; k < k_; ++k) {
-    const i32* exponent = exponent_ + k * n;
-    for (u32 j = 0; j < n; ++j) top[j] = std::max(top[j], a_exponent[k] + exponent[j]);
-  }
+  if (special) std::copy_n(d, n_, before);
   // Products have 20 bits below the one. Sixteen of less than 2^27 fit in 32 bits; where more are added, 13 are kept.
   constexpr int kProductUp = std::max(kKept - 20, 0), kProductDown = std::max(20 - kKept, 0);
   constexpr int kOwnUp = std::max(kKept - 23, 0), kOwnDown = std::max(23 - kKept, 0);
-  for (u32 k = 0; k < k_; ++k) {
-    const i32 *exponent = exponent_ + k * n, *sign = sign_ + k * n;
-    const u32* mantissa = mantissa_ + k * n;
-    for (u32 j = 0; j < n; ++j) {
-      const u32 shift = static_cast<u32>(std::min(top[j] - (a_exponent[k] + exponent[j]), 31));
-      const i32 size = static_cast<i32>((a_mantissa[k] * mantissa[j] << kProductUp >> kProductDown) >> shift), s = a_sign[k] ^ sign[j];
-      sum[j] += (size ^ s) - s;
+  for (u32 block = 0; block < n_; block += kBlock) {
+    const i32 *exponent = exponent_ + block * k_, *sign = sign_ + block * k_;
+    const u32* mantissa = mantissa_ + block * k_;
+    float* const sums = d + block;
+    i32 top[kBlock], sum[kBlock] = {};
+    for (u32 j = 0; j < kBlock; ++j) top[j] = parts_of<23>(sums[j]).exponent;
+    for (u32 k = 0; k < k_; ++k) {
+      for (u32 j = 0; j < kBlock; ++j) top[j] = std::max(top[j], a_exponent[k] + exponent[k * kBlock + j]);
     }
-  }
-  for (u32 j = 0; j < n; ++j) {
-    const Parts c = parts_of<23>(d[j]);
-    const u32 shift = static_cast<u32>(std::min(top[j] - c.exponent, 31));
-    const i32 size = static_cast<i32>(c.mantissa << kOwnUp >> kOwnDown >> shift), own = (size ^ c.sign) - c.sign;
-    const double total = static_cast<double>(sum[j]) + static_cast<double>(own);
-    const float sum_of_all = cut_off(total * power(std::max(top[j], -300) - kKept));
-    d[j] = kKept < 23 ? std::bit_cast<float>(std::bit_cast<u32>(sum_of_all) & ~0u << kOwnDown) : sum_of_all;
+    for (u32 k = 0; k < k_; ++k) {
+      for (u32 j = 0; j < kBlock; ++j) {
+        const u32 at = k * kBlock + j, shift = static_cast<u32>(std::min(top[j] - (a_exponent[k] + exponent[at]), 31));
+        const u32 product = a_mantissa[k] * mantissa[at] << kProductUp >> kProductDown;
+        const i32 size = static_cast<i32>(product >> shift), s = a_sign[k] ^ sign[at];
+        sum[j] += (size ^ s) - s;
+      }
+    }
+    for (u32 j = 0; j < kBlock; ++j) {
+      const Parts c = parts_of<23>(sums[j]);
+      const u32 shift = static_cast<u32>(std::min(top[j] - c.exponent, 31));
+      const i32 size = static_cast<i32>(c.mantissa << kOwnUp >> kOwnDown >> shift), own = (size ^ c.sign) - c.sign;
+      const double total = static_cast<double>(sum[j]) + static_cast<double>(own);
+      const float all = cut_off(total * power(std::max(top[j], -300) - kKept));
+      sums[j] = kKept < 23 ? std::bit_cast<float>(std::bit_cast<u32>(all) & ~0u << kOwnDown) : all;
+    }
   }
   if (special) with_specials(a, a_step, before, d);
 }
 
-template void TensorCore::multiply_add_to<0, 13>(const float*, u32, float*) const;
-template void TensorCore::multiply_add_to<0, 25>(const float*, u32, float*) const;
-template void TensorCore::multiply_add_to<8, 25>(const float*, u32, float*) const;
+template void TensorCore::multiply_add_to<13>(const float*, u32, float*) const;
+template void TensorCore::multiply_add_to<25>(const float*, u32, float*) const;
 
 // The columns whose sum has an infinity or a NaN among its terms: infinite, or the one NaN of tensor cores.
 void TensorCore::with_specials(const float* a, u32 a_step, const float* before, float* d) const {

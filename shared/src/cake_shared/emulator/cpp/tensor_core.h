@@ -15,26 +15,26 @@ struct Operands {
   bool coarse = false;     // 13 bits
 };
 
-// One instruction's B, [k][n] with k up to 32 and n up to 256. A row of sums at a time: d[n] += sum over k of
-// a[k * a_step] b[k][n].
+// One instruction's B, [k][n] with k up to 32 and n a multiple of 8 up to 256. A row of sums at a time: d[n] += sum over k
+// of a[k * a_step] b[k][n].
 class TensorCore {
  public:
   static constexpr u32 kMostColumns = 256, kMostDepth = 32;
   TensorCore(const float* b, u32 n, u32 k, const Operands& operands);
   void multiply_add(const float* a, u32 a_step, float* d) const {
-    if (operands_.coarse) multiply_add_to<0, 13>(a, a_step, d);
-    else if (n_ == 8) multiply_add_to<8, 25>(a, a_step, d);
-    else multiply_add_to<0, 25>(a, a_step, d);
+    operands_.coarse ? multiply_add_to<13>(a, a_step, d) : multiply_add_to<25>(a, a_step, d);
   }
 
  private:
-  template <u32 kColumns, int kKept>  // 0 columns: as many as B has
+  static constexpr u32 kBlock = 8;  // columns of B that are worked on together
+  template <int kKept>
   void multiply_add_to(const float* a, u32 a_step, float* d) const;
   void with_specials(const float* a, u32 a_step, const float* before, float* d) const;
   const float* b_;
   u32 n_, k_;
   Operands operands_;
   bool special_ = false;  // an infinity or a NaN
+  // Block after block, each [k][kBlock].
   i32 exponent_[kMostColumns * kMostDepth], sign_[kMostColumns * kMostDepth];
   u32 mantissa_[kMostColumns * kMostDepth];
 };

@@ -82,9 +82,10 @@ u8* tile_chunk(Cta& cta, u32 offset) {
 
 void announce_tile(Warp& w, Cta& cta, const SharedTile& t, Element e, u32 rows, u32 first_row, u32 reader, u32 clock) {
   if (!cta.shadow) return;
+  SharedShadow::Reader by{reader, clock};
   each_chunk(t, e, rows, first_row, [&](u32 at, u32, u32) {
     tile_chunk(cta, at);
-    cta.shadow->async_read(w, at, 16, reader, clock);
+    cta.shadow->async_read(w, at, 16, by);
   });
 }
 

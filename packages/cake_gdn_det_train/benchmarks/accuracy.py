@@ -93,6 +93,8 @@ def error_tables(arms: list[GdnArm]) -> tuple[list[Table], dict, list[str]]:
         right = run(float64_rule, widened(case))
         figures[name] = {arm.name: errors_of(arm, case, right) for arm in arms}
         failures += too_large(name, limits, figures[name]["ours"], figures[name].get("FLA"))
+        for arm, errors in figures[name].items():
+            print(f"{name}: {arm}: {', '.join(f'{x:.2e}' for x in errors.values())}", flush=True)
         del case, right
         torch.cuda.empty_cache()
     rows = [

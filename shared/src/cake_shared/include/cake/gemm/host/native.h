@@ -44,7 +44,8 @@ inline Operand make_operand(const char* name, const TensorView& x, int rows, int
   what.box[0] = 64;
   what.box[1] = static_cast<uint32_t>(k_major ? boxes.box_rows() : boxes.box_depth());
   what.box[2] = 1;
-  what.l2 = host::MapL2::k256Bytes;
+  // Rows of k are read on in the next stage; of neighbouring columns another box of the same stage asks for its own.
+  what.l2 = k_major ? host::MapL2::k256Bytes : host::MapL2::k128Bytes;
   return {host::encode_tensor_map(name, what), batched ? 1 : 0};
 }
 

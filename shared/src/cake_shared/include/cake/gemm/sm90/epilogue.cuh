@@ -97,50 +97,67 @@ struct Place {
   bool direct;
 };
 
-// `stored` counts the blocks of this consumer, each a group of copies.
-template <int kBlock, int kBlocks, int kBuffers, int kCount>
-__device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreRing<kBuffers>& blocks, uint32_t& stored,
-                                             const NativeParams& p, const Place& to, bool is_fp32, int consumer) {
-  if constexpr (kBlock < kBlocks) {
-    const int first = kBlock * (is_fp32 ? 32 : 64);
-    if (first >= to.columns) return;
-    char* const buffer = blocks.buffer[stored++ % kBuffers];
+// Blocks kFirst to kEnd - 1 of the accumulators, as many as there are buffers.
+template <int kFirst, int kEnd, int kBuffers, int kCount>
+__device__ __forceinline__ void write_blocks(const float (&acc)[kCount], StoreRing<kBuffers>& blocks, bool is_fp32) {
+  if constexpr (kFirst < kEnd) {
+    write_block<kFirst>(acc, blocks.buffer[kFirst % kBuffers], is_fp32);
+    write_blocks<kFirst + 1, kEnd>(acc, blocks, is_fp32);
+  }
+}
+
+// In rounds of as many blocks as there are buffers: two barriers a round.
+template <int kFirst, int kBlocks, int kBuffers, int kCount>
+__device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreRing<kBuffers>& blocks, const NativeParams& p,
+                                             const Place& to, bool is_fp32, int consumer) {
+  if constexpr (kFirst < kBlocks) {
+    constexpr int kEnd = kFirst + kBuffers < kBlocks ? kFirst + kBuffers : kBlocks;
+    const int block_columns = is_fp32 ? 32 : 64;
+    if (kFirst * block_columns >= to.columns) return;
     const bool elected = threadIdx.x % 128 == 0;
-    if (elected) ptx::bulk_wait_read<kBuffers - 1>();
+    if (elected) ptx::bulk_wait_read<0>();
     ptx::named_barrier_sync(1 + consumer, 128);
-    write_block<kBlock>(acc, buffer, is_fp32);
+    write_blocks<kFirst, kEnd>(acc, blocks, is_fp32);
     ptx::fence_async_shared();
     ptx::named_barrier_sync(1 + consumer, 128);
-    if (to.direct) {
-      copy_block(buffer, p, to.row, to.column + first, to.matrix);
-    } else if (elected) {
-      const int32_t coordinates[3] = {to.column + first, to.row, to.matrix};
-      ptx::tensor_store(to.map, coordinates, buffer);
-      ptx::bulk_commit();
+    if (to.direct || elected) {
+#pragma unroll
+      for (int block = kFirst; block < kEnd; ++block) {
+        const int column = block * block_columns;
+        if (column >= to.columns) break;
+        const char* const buffer = blocks.buffer[block % kBuffers];
+        if (to.direct) {
+          copy_block(buffer, p, to.row, to.column + column, to.matrix);
+        } else {
+          const int32_t coordinates[3] = {to.column + column, to.row, to.matrix};
+          ptx::tensor_store(to.map, coordinates, buffer);
+        }
+      }
+      if (!to.direct) ptx::bulk_commit();
     }
-    store_blocks<kBlock + 1, kBlocks>(acc, blocks, stored, p, to, is_fp32, consumer);
+    store_blocks<kEnd, kBlocks>(acc, blocks, p, to, is_fp32, consumer);
   }
 }
 
 // The consumer's 64 rows by kCount * 2 columns, which begin at this row and column of the unit.
 template <int kBuffers, int kCount>
-__device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreRing<kBuffers>& blocks, uint32_t& stored,
-                                           const NativeParams& p, const Unit& unit, int row_in_unit, int column_in_unit,
+__device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreRing<kBuffers>& blocks, const NativeParams& p,
+                                           const Unit& unit, int row_in_unit, int column_in_unit,
                                            int consumer) {
   const int row = unit.row_unit * p.tiling.unit_rows + row_in_unit;
   const int column = unit.column_unit * p.tiling.unit_columns + column_in_unit;
   if (row >= p.m || column >= p.n) return;
   if (unit.slot != kWhole) {
     const Place to{&p.partials, row_in_unit, column_in_unit, unit.slot, p.n - column, false};
-    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true, consumer);
+    store_blocks<0, kCount / 16>(acc, blocks, p, to, true, consumer);
     return;
   }
   if (p.output.accumulate) add_previous(acc, p, row, column, unit.batch);
   const Place to{&p.out, row, column, unit.batch, p.n - column, p.output.direct != 0};
   if (p.output.is_fp32) {
-    store_blocks<0, kCount / 16>(acc, blocks, stored, p, to, true, consumer);
+    store_blocks<0, kCount / 16>(acc, blocks, p, to, true, consumer);
   } else {
-    store_blocks<0, kCount / 32>(acc, blocks, stored, p, to, false, consumer);
+    store_blocks<0, kCount / 32>(acc, blocks, p, to, false, consumer);
   }
 }
 

@@ -153,7 +153,7 @@ __device__ __forceinline__ void contract(float (&acc)[kCount], Smem<C>& smem, pi
 
 template <class C, int kColumns>
 __device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& p, const Unit& unit,
-                                             pipe::RingPlace<C::kStages>& at, uint32_t& stored, uint32_t rank, int consumer) {
+                                             pipe::RingPlace<C::kStages>& at, uint32_t rank, int consumer) {
   constexpr TileShape kTile = C::kTile;
   const int lane = threadIdx.x % 32;
   float acc[kColumns / 2];
@@ -174,7 +174,7 @@ __device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& 
   }
   const int row = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
   const int column = (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * kColumns);
-  store_tile(acc, smem.store[consumer], stored, p, unit, row,
+  store_tile(acc, smem.store[consumer], p, unit, row,
              column + (kColumns < C::kConsumerColumns ? unit.half * kColumns : 0), consumer);
 }
 
@@ -182,16 +182,15 @@ template <class C>
 __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, uint32_t rank, int consumer, int first_unit,
                                         int unit_step) {
   pipe::RingPlace<C::kStages> at;
-  uint32_t stored = 0;
   for (int index = first_unit; index < p.tiling.units; index += unit_step) {
     const Unit unit = unit_of(p.tiling, index);
     if constexpr (C::kHalves) {
       if (unit.half != kWhole) {
-        consume_unit<C, C::kConsumerColumns / 2>(smem, p, unit, at, stored, rank, consumer);
+        consume_unit<C, C::kConsumerColumns / 2>(smem, p, unit, at, rank, consumer);
         continue;
       }
     }
-    consume_unit<C, C::kConsumerColumns>(smem, p, unit, at, stored, rank, consumer);
+    consume_unit<C, C::kConsumerColumns>(smem, p, unit, at, rank, consumer);
   }
   finish_stores();
 }

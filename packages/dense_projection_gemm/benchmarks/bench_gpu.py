@@ -9,35 +9,47 @@ import torch
 import dense_projection_det_gemm as det
 import dense_projection_gemm as free
 from cake_shared.bench import Result
-from cake_shared.bench.gemm import LIBRARY, STEPS, cell, ours_arms, prepared, rows
+from cake_shared.bench.gemm import LIBRARY, STEPS, cell, ours_arms, rows
 from cake_shared.bench.gemm_tables import error_table, ratios_of, summary_table
 from cake_shared.bench.gpu_suite import MODES, GpuSuite
 from cake_shared.bench.result import Table
-from dense_projection_gemm.cuda_plan import SplitPlan
+from cake_shared.target import target_of
+from dense_projection_gemm.cuda_plan import measured_rows
 
 TWIN = "deterministic=True"
 FREE = {"deterministic": False}
 
 
-def runs_split_program(row):
-    """Whether a step of the row runs another program than the deterministic form."""
-    return any(
-        isinstance(prepared(free, row, step, FREE).plan, SplitPlan)
-        for step in STEPS.get(row.operation, (row.operation,))
-    )
+def split_rows():
+    """The rows with a step that runs a split program on this device."""
+    measured = set(measured_problems())
+    return [row for row in rows() if measured & set(problems(row))]
 
 
-def may_differ(row):
-    """The weight gradients of projections and heads are all that a table can list."""
-    return row.kind != "router" and any("wgrad" in step for step in STEPS.get(row.operation, (row.operation,)))
+def measured_problems():
+    """Extents and dtype of the weight gradients in measured.json for this device: batch, m, n, k, dtype."""
+    device = (target_of().name, torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+    for key, row in measured_rows().items():
+        if key[:2] == device and not row["accumulate"] and (row["a_major"], row["b_major"]) == ("m", "n"):
+            yield row["batch"], row["m"], row["n"], row["k"], row["out_dtype"]
+
+
+def problems(row):
+    """The weight gradients among the steps of a row, as `measured_problems` gives them."""
+    workload = row.workload
+    for step in STEPS.get(row.operation, (row.operation,)):
+        dtype = {"wgrad FP32": "float32", "wgrad BF16": "bfloat16"}.get(step)
+        if dtype and row.kind == "projection":
+            yield 1, workload.d_out, workload.d_in, workload.tokens, dtype
+        elif dtype and row.kind == "heads":
+            yield workload.heads, workload.d_in, workload.d_out, workload.tokens, dtype
 
 
 def cells():
     """The rows that run a split program, each beside the twin and the library."""
     if not torch.cuda.is_available():
         return []
-    arms = [ours_arms(free, "deterministic=False", FREE), ours_arms(det, TWIN)]
-    return [cell(row, arms) for row in rows() if may_differ(row) and runs_split_program(row)]
+    return [cell(row, [ours_arms(free, "deterministic=False", FREE), ours_arms(det, TWIN)]) for row in split_rows()]
 
 
 def twin_figures(gpu):
@@ -87,7 +99,6 @@ def tables(figures):
 def facts():
     """Versions that decide the speed."""
     from cake_shared import jit
-    from cake_shared.target import target_of
 
     entry = jit.build_module("dense_projection_gemm", target_of().name)
     return {

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ import dense_projection_gemm as free
 from cake_shared.bench.environment import commit
 from cake_shared.bench.gemm import STEPS, Row, cell, function, in_turn, ours_arms, prepared
 from cake_shared.bench.gpu import Flush, captured, gpu_facts, sample, sign_test
+from cake_shared.bench.result import Result, Table
 from cake_shared.target import target_of
 from cake_shared.workloads import HEAD_PROJECTIONS, PROJECTIONS
 from dense_projection_gemm import cuda_plan
@@ -40,7 +42,7 @@ FREE = {"deterministic": False}
 FREE_FAMILY = free.api._FREE
 
 HOLD = r"""
-extern "C" __global__ void hold(long long ns) {
+extern "C" __global__ void hold(int ns) {
   __shared__ char room[16384];  // so that no program of a whole multiprocessor's shared memory fits beside it
   volatile char* touched = room;
   touched[threadIdx.x] = 0;
@@ -65,7 +67,7 @@ class Holder:
     def start(self, multiprocessors, nanoseconds):
         """Enqueue the hold."""
         with torch.cuda.stream(self._stream):
-            self._kernel(grid=(multiprocessors, 1, 1), block=(64, 1, 1), args=(nanoseconds,))
+            self._kernel(grid=(multiprocessors, 1, 1), block=(64, 1, 1), args=[nanoseconds])
 
     def join(self):
         """Make the current stream wait for its end."""
@@ -87,7 +89,7 @@ def candidates(problem, multiprocessors):
     return sorted(found)
 
 
-class Table:
+class Forced:
     """Makes `deterministic=False` run one choice for one problem, whatever measured.json says."""
 
     def __init__(self, architecture, multiprocessors):
@@ -192,15 +194,19 @@ def objections(figures):
     return found
 
 
-def measure(order, chosen, only):
-    """In the first order every row is screened, and the promising ones proven; in the second those in `chosen`."""
+def measure(order, chosen, only, seconds):
+    """In the first order every row is screened, and the promising ones proven; in the second those in `chosen`.
+
+    After so many seconds no further row is begun.
+    """
+    begin = time.monotonic()
     multiprocessors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    table, flush, holder = Table(target_of().name, multiprocessors), Flush(), Holder()
+    table, flush, holder = Forced(target_of().name, multiprocessors), Flush(), Holder()
     answer = {}
     workloads = [(w, o) for w in PROJECTIONS for o in OPERATIONS] + [(w, "wgrad FP32") for w in HEAD_PROJECTIONS]
     for workload, operation in workloads:
         row = Row(workload, operation)
-        if not any(text in row.name for text in only.split(";")):
+        if not any(text in row.name for text in only.split(";")) or time.monotonic() - begin > seconds:
             continue
         if order == "reverse":
             if row.name not in chosen:
@@ -209,7 +215,7 @@ def measure(order, chosen, only):
         else:
             choice, screened = screen(row, table, flush, multiprocessors)
         entry = {"choice": choice, "screened": screened}
-        if screened < 1.0:
+        if screened < WINS:
             problem = problem_of(row)
             table.set(problem, choice)
             entry["problem"] = {name: getattr(problem, name) for name in cuda_plan.KEY}
@@ -218,11 +224,12 @@ def measure(order, chosen, only):
     return {"rows": answer, "facts": gpu_facts()}
 
 
-def ask(order, chosen, only):
+def ask(order, chosen, options):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "answer.json"
         path.write_text(json.dumps(chosen))
-        words = [sys.executable, __file__, "--child", order, "--request", str(path), "--only", only]
+        words = [sys.executable, __file__, "--child", order, "--request", str(path)]
+        words += ["--only", options.only, "--seconds", str(options.seconds)]
         done = subprocess.run(words)
         if done.returncode:
             raise RuntimeError("the process that times failed")
@@ -233,6 +240,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="write measured.json and the result file")
     parser.add_argument("--only", default="", help="rows whose names contain one of these texts, separated by ;")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which no further row is begun")
     parser.add_argument("--out", type=Path, help="folder of the result file, instead of benchmarks/results")
     parser.add_argument("--commit", default="", help="commit of this tree, where git cannot say it")
     parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
@@ -240,49 +248,58 @@ def main():
     options = parser.parse_args()
     if options.child:
         chosen = json.loads(options.request.read_text())
-        options.request.write_text(json.dumps(measure(options.child, chosen, options.only)))
+        options.request.write_text(json.dumps(measure(options.child, chosen, options.only, options.seconds)))
         return
-    first = ask("forward", {}, options.only)
+    first = ask("forward", {}, options)
     chosen = {name: e for name, e in first["rows"].items() if "figures" in e and not objections(e["figures"])}
-    second = ask("reverse", chosen, options.only) if chosen else {"rows": {}, "facts": None}
-    rows, verdicts = [], {}
+    second = ask("reverse", chosen, options) if chosen else {"rows": {}, "facts": None}
+    rows, verdicts, lines = [], {}, []
     for name, entry in first["rows"].items():
-        reasons = objections(entry["figures"]) if "figures" in entry else [f"screened at {entry['screened']:.3f}"]
+        reasons = objections(entry["figures"]) if "figures" in entry else ["not faster by more than 1 %"]
+        again = second["rows"].get(name, {}).get("figures")
         if not reasons:
-            again = second["rows"][name]["figures"]
             reasons = [f"opposite order, {reason}" for reason in objections(again)]
-        verdicts[name] = {**entry, "again": second["rows"].get(name, {}).get("figures"), "objections": reasons}
-        print(f"{name}: {'; '.join(reasons) or 'split'} (screened {entry['screened']:.3f}, {entry['choice']})")
+        verdicts[name] = {**entry, "again": again, "objections": reasons}
+        choice = dict(zip(("stage", "whole_units", "pieces"), entry["choice"]))
+        lines.append(
+            [
+                name,
+                f"{choice['stage']}, {choice['whole_units']} whole, {choice['pieces']} pieces",
+                f"{entry['screened']:.3f}",
+                "; ".join(reasons) or "the split program",
+            ]
+        )
         if not reasons:
             ratio = max(entry["figures"]["graph"], again["graph"])
-            choice = dict(zip(("stage", "whole_units", "pieces"), entry["choice"]))
             rows.append({**entry["problem"], **choice, "ratio": round(ratio, 4)})
     gpu = torch.cuda.get_device_name()
     name = gpu.split()[-1].lower()
-    root = Path(__file__).resolve().parents[3]
     about = {
         "gpu": gpu,
         "architecture": target_of().name,
         "multiprocessors": torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count,
         "date": datetime.date.today().isoformat(),
     }
-    result = {
-        "what": " ".join(__doc__.split("\n\n")[2].split())
-        + " Ratios are the split program's time over the deterministic one's.",
+    environment = {
         **about,
-        "commit": options.commit or commit(root),
+        **first["facts"],
         "torch": torch.__version__,
-        "facts": [first["facts"], second["facts"]],
-        "groups": GROUPS,
-        "programs": ["gemm_split_zero_any", "gemm_split_wide_sm90", "gemm_split_slim_sm90", "gemm_split_round_any"],
-        "failed": 0,
-        "rows": verdicts,
+        "package": free.__version__,
+        "twin": det.__version__,
+        "commit": options.commit or commit(Path(__file__).resolve().parents[3]),
     }
-    print(f"{len(rows)} of {len(verdicts)} problems run a split program")
+    note = (
+        "The fastest right choice of the split program, its time over the deterministic program's by graph replay "
+        "(median of a few pairs), and what runs the problem: the split program, or what keeps it from that under the "
+        "rule of benchmarks/choose.py."
+    )
+    columns = ["weight gradient", "split program", "time over the deterministic", "verdict"]
+    table = Table(f"Split programs: {len(rows)} of {len(lines)} problems", columns, lines, note)
+    result = Result(PACKAGE, environment, [table], {"rows": verdicts, "groups": GROUPS})
+    print(result.text())
     if options.write:
-        folder = options.out or Path(__file__).parent / "results"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"choice_{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        path = (options.out or Path(__file__).parent / "results") / f"choice_{name}.json"
+        result.save(path)
         content = json.loads(cuda_plan.MEASURED.read_text())
         key = ("architecture", "multiprocessors")
         others = [d for d in content["devices"] if any(d[k] != about[k] for k in key)]

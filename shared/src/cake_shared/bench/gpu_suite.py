@@ -71,17 +71,17 @@ class GpuSuite:
         parser.add_argument("--out", type=Path, help="write the result there instead of into the package")
         parser.add_argument("--only", default="", help="cells whose names contain this text")
         parser.add_argument("--samples", type=int, help="samples of a cell, order and mode, for a quick look")
+        parser.add_argument("--seconds", type=float, default=3600.0, help="after which a process begins no cell")
         parser.add_argument("--commit", help="commit of this tree, where git cannot say it")
         parser.add_argument("--child", choices=["forward", "reverse"], help=argparse.SUPPRESS)
         parser.add_argument("--request", type=Path, help=argparse.SUPPRESS)
         options = parser.parse_args(arguments)
         groups = dict.fromkeys(MODES, options.samples) if options.samples else self.groups
         if options.child:
-            refused = json.loads(options.request.read_text())
-            answer = self._child(options.child == "reverse", options.only, groups, refused)
+            answer = self._child(options.child == "reverse", options.only, groups, options.seconds)
             options.request.write_text(json.dumps(answer))
             return 0
-        result = self.measure(options.only, groups)
+        result = self.measure(options.only, groups, options.seconds)
         if options.commit:
             result.environment["commit"] = options.commit
         print(result.text(), flush=True)
@@ -93,17 +93,17 @@ class GpuSuite:
             print(f"not timed: {sentence}", file=sys.stderr)
         return 1 if result.data["refused"] else 0
 
-    def measure(self, only: str, groups: dict[str, int]) -> Result:
+    def measure(self, only: str, groups: dict[str, int], seconds: float) -> Result:
         """Checks and times in one fresh process, times in the opposite order in another, then the findings."""
         begin = time.perf_counter()
         environment = describe_environment(self.root)
-        refused: dict[str, str] = {}
-        runs = []
-        for order in ("forward", "reverse"):
-            runs.append(self._ask(order, only, groups, refused))
-            refused |= runs[-1]["refused"]
+        runs = self._runs(only, groups, seconds)
+        refused = runs[1]["refused"]
         figures: dict[str, dict] = {}
         for name, first in runs[0]["cells"].items():
+            if name not in runs[1]["cells"]:
+                refused.setdefault(name, f"{name}: no time was left for it")
+                continue
             found = {"checks": first["checks"]}
             for mode in MODES:
                 samples = [run["cells"][name][mode] for run in runs]
@@ -133,24 +133,42 @@ class GpuSuite:
         environment["seconds"] = round(time.perf_counter() - begin)
         return Result(self.package, environment, tables, data)
 
-    def _ask(self, order: str, only: str, groups: dict[str, int], refused: dict[str, str]) -> dict:
+    def _runs(self, only: str, groups: dict[str, int], seconds: float) -> list[dict]:
+        """What both processes found. The second imports while the first measures, and touches the GPU after it."""
+        orders = ("forward", "reverse")
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "answer.json"
-            path.write_text(json.dumps(refused))
-            command = [sys.executable, str(self.script), "--child", order, "--request", str(path), "--only", only]
-            if len(set(groups.values())) == 1:
-                command += ["--samples", str(next(iter(groups.values())))]
-            finished = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-            if finished.returncode:
-                raise RuntimeError(f"{self.package}: the process that times failed:\n{finished.stderr}")
-            return json.loads(path.read_text())
+            paths = [Path(folder) / f"{order}.json" for order in orders]
+            started = []
+            for order, path in zip(orders, paths):
+                words = [sys.executable, str(self.script), "--child", order, "--request", str(path), "--only", only]
+                words += ["--seconds", str(seconds)]
+                if len(set(groups.values())) == 1:
+                    words += ["--samples", str(next(iter(groups.values())))]
+                started.append(subprocess.Popen(words, stdin=subprocess.PIPE, text=True))
+            runs: list[dict] = []
+            for order, path, process in zip(orders, paths, started):
+                known = json.dumps({"refused": runs[0]["refused"], "cells": list(runs[0]["cells"])} if runs else {})
+                process.communicate(known + "\n")
+                if process.returncode:
+                    for other in started:
+                        other.kill()
+                    raise RuntimeError(f"{self.package}: the process that times in {order} order failed")
+                runs.append(json.loads(path.read_text()))
+            return runs
 
-    def _child(self, reverse: bool, only: str, groups: dict[str, int], refused: dict[str, str]) -> dict:
+    def _child(self, reverse: bool, only: str, groups: dict[str, int], seconds: float) -> dict:
         from cake_shared.bench.gpu import Flush, captured, gpu_facts, sample
 
+        known = json.loads(sys.stdin.readline() or "{}")
+        refused = known.get("refused", {})
+        begin = time.monotonic()
         flush, answers, before = Flush(), {}, None
         for cell in self.cells:
-            if only not in cell.name or cell.name in refused:
+            if only not in cell.name or cell.name in refused or (reverse and cell.name not in known["cells"]):
+                continue
+            if time.monotonic() - begin > seconds:
+                if not reverse:
+                    refused[cell.name] = f"{cell.name}: no time was left for it"
                 continue
             answer: dict[str, object] = {"checks": {}}
             try:

@@ -130,6 +130,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gemm_h200.json")
     parser.add_argument("--commit", default=None, help="commit of the checkout (default: git's answer)")
     parser.add_argument("--sanitize", action="store_true", help="run a few launches under compute-sanitizer too")
+    parser.add_argument("--seconds", type=float, default=150.0, help="after which the tools are stopped")
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.launch:
@@ -171,7 +172,7 @@ def main() -> int:
     }
     clean = True
     if options.sanitize:
-        result["compute_sanitizer"], clean = sanitize(Path(__file__))
+        result["compute_sanitizer"], clean = sanitize(Path(__file__), options.seconds)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({name: value for name, value in result.items() if name not in ("sha256", "errors")}, indent=1))

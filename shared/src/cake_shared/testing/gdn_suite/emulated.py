@@ -70,11 +70,11 @@ def _all_options():
 CASES = {"pack": _short_pack, "options": _all_options, "strong decay": lambda: base(70, 1, 1, gate="Gqwen")}
 
 
-def _run_in(emulated, architecture, case, options, multiprocessors=132):
+def _run_in(emulated, architecture, case, options, multiprocessors=132, wrt=None):
     package, backend = emulated(architecture)
     package.options, backend.multiprocessors = options, multiprocessors
     with package, poisoned_allocations():
-        return run(rule_through("cake_gdn", backend), case)
+        return run(rule_through("cake_gdn", backend), case, wrt=wrt)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,6 +111,29 @@ def test_what_the_forward_keeps_moves_no_bit(emulated, architecture, name, monke
     monkeypatch.setattr(PreparedCall, "forward", lambda *arguments: (*forward(*arguments)[:3], None))
     for key, value in _run_in(emulated, architecture, case, ORDERS[1]).items():
         assert_bitwise_equal(value, kept[key], key)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_a_forward_that_keeps_nothing_has_the_same_bits(emulated, architecture, name):
+    """Without gradients wanted, native programs make no P for a backward."""
+    case = CASES[name]()
+    kept = _run_in(emulated, architecture, case, ORDERS[1])
+    alone = _run_in(emulated, architecture, case, ORDERS[1], wrt=())
+    for key in ("o", "final_state"):
+        assert_bitwise_equal(alone[key], kept[key], key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_segments_whose_gates_forget_nothing(gdn, emulated, architecture):
+    """Three segments without decay: the middle one's factor M is far from zero."""
+    case = base(8193, 1, 1, gate="G0")
+    results = _run_in(emulated, architecture, case, Options(order="lazy", detect="cheap", threads=2), wrt=())
+    expected = run(gdn.rule, widened(case), wrt=())
+    for key in ("o", "final_state"):
+        error = float((results[key].double() - expected[key]).norm() / expected[key].norm())
+        assert error <= LIMIT, f"{key}: {error:.2e}"
 
 
 @pytest.mark.slow

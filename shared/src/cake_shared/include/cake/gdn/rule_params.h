@@ -160,6 +160,12 @@ struct ReverseParams {
   float scale;
 };
 
+// Stretches of a row of tokens at each of which at most one sequence of several segments can be found: see segment_states.cuh.
+CAKE_HOST_DEVICE constexpr int32_t segment_stretches_of(int32_t tokens_per_row) {
+  constexpr int32_t kTokens = cake::work::kSegmentedAboveTokens;
+  return tokens_per_row / kTokens + (tokens_per_row % kTokens != 0);
+}
+
 struct SegmentStatesParams {
   Heads heads;
   PackTables tables;

@@ -49,6 +49,21 @@ __device__ __forceinline__ bool forgets(const float* scalars, int32_t first_chun
   return sum <= kForgotten;
 }
 
+// The sequence whose first token at a multiple of kSegmentedAboveTokens in its row is that of `stretch`, if it has several segments:
+// every such sequence has one, and no two have the same. Else sequence -1.
+__device__ __forceinline__ SegmentPlace long_sequence_at(const PackTables& tables, const Heads& heads, uint32_t stretch) {
+  using cake::work::kSegmentedAboveTokens;
+  const uint32_t stretches = static_cast<uint32_t>(segment_stretches_of(heads.tokens_per_row));
+  const uint32_t row = stretch / stretches;
+  const int32_t token = static_cast<int32_t>(row * heads.tokens_per_row + (stretch - row * stretches) * kSegmentedAboveTokens);
+  const SegmentPlace none = {-1, 0, 0, 0, 0, 0};
+  if (token >= tables.token_offsets[tables.sequences]) return none;
+  const int32_t sequence = cake::work::range_of(tables.token_offsets, tables.sequences, token);
+  const int32_t begin = tables.token_offsets[sequence], tokens = tables.token_offsets[sequence + 1] - begin;
+  if (tokens <= kSegmentedAboveTokens || token - begin >= kSegmentedAboveTokens) return none;
+  return {sequence, begin, tables.chunk_offsets[sequence], cake::work::kSegmentChunks, 0, cake::work::segments_of(tokens)};
+}
+
 template <bool kReverse>
 __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
   using Config = SegmentStatesConfig;
@@ -58,8 +73,8 @@ __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
   const int slice = blockIdx.x % kSlices;
   const uint32_t work = blockIdx.x / kSlices;
   const int head = static_cast<int>(work % p.heads.value_heads);
-  const SegmentPlace first = segment_place(p.tables, work / p.heads.value_heads);
-  if (first.sequence < 0 || first.segments == 1 || !first.first()) return;
+  const SegmentPlace first = long_sequence_at(p.tables, p.heads, work / p.heads.value_heads);
+  if (first.sequence < 0) return;
 
   const int key = threadIdx.x % kHeadDim, column = threadIdx.x / kHeadDim * 4;
   const int borders = first.segments - 1;

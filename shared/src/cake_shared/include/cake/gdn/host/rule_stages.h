@@ -40,7 +40,8 @@ inline void launch_up_to_wy(RuleCall& call, const Uncovered& results) {
 
 inline void launch_segment_states(const RuleCall& call, host::KernelRef<SegmentStatesParams> kernel, const float* factors,
                                   float* states) {
-  launch_stage(kernel, call.pack.segments * call.pack.heads * (kHeadDim / kSegmentStatesColumns), kSegmentStatesThreads,
+  const int64_t stretches = call.pack.rows * segment_stretches_of(call.heads.tokens_per_row);
+  launch_stage(kernel, stretches * call.pack.heads * (kHeadDim / kSegmentStatesColumns), kSegmentStatesThreads,
                kSegmentStatesSmemBytes, call.stream,
                SegmentStatesParams{call.heads, call.pack.tables(), factors, states, call.native() ? call.scalars : nullptr,
                                    call.slots_per_row});

@@ -159,7 +159,6 @@ inline RouterProduct router_product(RouterProgram program, const RouterCall& cal
   const RouterWork& work = call.special.main.work;
   constexpr int kPortableCtas = 1;  // of a multiprocessor
   host::LaunchConfig config{};
-  config.programmatic = true;
   const bool portable = program == RouterProgram::kPortable;
   const int64_t fit = portable ? multiprocessors * kPortableCtas / work.blocks : multiprocessors / work.ctas,
                 most = fit > 0 ? fit : 1;
@@ -225,7 +224,6 @@ inline RouterChain make_router_chain(const TensorView& p, const TensorView& q, c
   chain.special.grid = {static_cast<uint32_t>(adds || places < multiprocessors ? places : multiprocessors),
                         adds ? static_cast<uint32_t>(work.blocks * kRouterBlock / kRouterSpecialColumns) : 1u};
   chain.special.block = {kRouterSpecialThreads};
-  chain.terms.programmatic = chain.special.programmatic = true;
   return chain;
 }
 

@@ -151,7 +151,15 @@ struct RouterPortable {
     }
     const RouterRows found(rows);
     store_rows<kRowsAdjacent>(p, segment, warp_row, found, lane);
-    store_block<kRowsAdjacent>(p, segment, target, totals, warp_row, kRouterBlock * block, found, lane);
+    const int row = warp_row + (lane >> 2) * (kRowsAdjacent ? 2 : 1);
+    const RouterPlace<kRowsAdjacent> place(target, row, kRouterBlock * block, lane & 3);
+    if (target.add) place.add(totals);
+    if (target.final) {
+      RouterFactors factors;
+      load_factors(factors, p, segment, kRouterBlock * block, lane);
+      finish_block<kRowsAdjacent>(p, segment, totals, row, kRouterBlock * block, found, factors, lane);
+    }
+    place.store(totals);
   }
 
   __device__ static __forceinline__ void run(const RouterOutParams& p, char* bytes) {
@@ -170,7 +178,7 @@ struct RouterPortable {
 
 }  // namespace dense_projection_det_gemm
 
-extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterOutThreads)
+extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterOutThreads, 1)
     router_out_any(const __grid_constant__ dense_projection_det_gemm::RouterOutParams p) {
   using namespace dense_projection_det_gemm;
   __shared__ __align__(128) char smem[sizeof(RouterPortable<float, false>::Smem)];

@@ -65,55 +65,76 @@ struct SpecialQuad {
   __device__ __forceinline__ int column_of(int i) const { return transposed ? column : column + i; }
 };
 
-// The sums of a tile's slots in 32 columns, to the output; sets bits of smem.redo instead where they cannot serve.
-__device__ __forceinline__ void sum_slots(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0,
-                                          int column0, int group) {
-  constexpr int kQuads = kRouterRows * kRouterSpecialColumns / 4;
-  const RouterSpan units = router_units_of_tile(p.work, tile);
-  const bool transposed = router_slots_transposed(p);
-  const int width = p.work.blocks * kRouterBlock, tile_column = group * kRouterSpecialColumns;
-#pragma unroll 1
-  for (int index = threadIdx.x; index < kQuads; index += kRouterSpecialThreads) {
-    const SpecialQuad quad(index, transposed);
-    if (row0 + quad.row >= p.work.rows || column0 + quad.column >= p.work.columns) continue;
-    const int offset =
-        transposed ? (tile_column + quad.column) * kRouterRows + quad.row : quad.row * width + tile_column + quad.column;
-    float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
+// A thread's share of 128 rows and 32 columns of a tile's slots, added up.
+struct SlotSums {
+  static constexpr int kQuads = kRouterRows * kRouterSpecialColumns / 4 / kRouterSpecialThreads;
+  float4 totals[kQuads];
+
+  __device__ __forceinline__ static SpecialQuad quad(int n, bool transposed) {
+    return SpecialQuad(threadIdx.x + n * kRouterSpecialThreads, transposed);
+  }
+  __device__ __forceinline__ static bool any(const RouterOutParams& p, const SpecialQuad& quad, int64_t row0, int column0) {
+    return row0 + quad.row < p.work.rows && column0 + quad.column < p.work.columns;
+  }
+
+  __device__ __forceinline__ SlotSums(const RouterOutParams& p, int tile, int rank, int64_t row0, int column0, int group) {
+    const RouterSpan units = router_units_of_tile(p.work, tile);
+    const bool transposed = router_slots_transposed(p);
+    const int width = p.work.blocks * kRouterBlock, tile_column = group * kRouterSpecialColumns;
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) totals[n] = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll 2
     for (int u = 0; u < units.count; ++u) {
-      const int64_t place = router_place(p.work, router_slot(p.work, units, u), rank);
-      const float4 part = *reinterpret_cast<const float4*>(p.slots + place * (kRouterRows * width) + offset);
-      total.x = __fadd_rn(total.x, part.x);
-      total.y = __fadd_rn(total.y, part.y);
-      total.z = __fadd_rn(total.z, part.z);
-      total.w = __fadd_rn(total.w, part.w);
-    }
-    float results[4] = {total.x, total.y, total.z, total.w};
-    bool inside = true;
+      const float* slot = p.slots + router_place(p.work, router_slot(p.work, units, u), rank) * (kRouterRows * width);
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = quad.row_of(e), column = quad.column_of(e);
-      if (row0 + row >= p.work.rows || column0 + column >= p.work.columns) {
-        inside = false;
-        continue;
+      for (int n = 0; n < kQuads; ++n) {
+        const SpecialQuad at = quad(n, transposed);
+        if (!any(p, at, row0, column0)) continue;
+        const int offset = transposed ? (tile_column + at.column) * kRouterRows + at.row : at.row * width + tile_column + at.column;
+        const float4 part = *reinterpret_cast<const float4*>(slot + offset);
+        totals[n].x = __fadd_rn(totals[n].x, part.x);
+        totals[n].y = __fadd_rn(totals[n].y, part.y);
+        totals[n].z = __fadd_rn(totals[n].z, part.z);
+        totals[n].w = __fadd_rn(totals[n].w, part.w);
       }
-      const bool tiny = smem.row_tiny[row] || smem.column_flags[column] != 0;
-      if (must_redo(results[e], tiny) || (smem.column_flags[column] & kRouterWide)) atomicOr(&smem.redo[row], 1u << column);
-      results[e] = scale_by(results[e], -smem.row_exponents[row] - smem.column_exponents[column]);
-    }
-    float* out = output_element(p, row0 + quad.row, column0 + quad.column);
-    if (inside && (transposed ? p.out_row_stride : p.out_column_stride) == 1) {
-      *reinterpret_cast<float4*>(out) = make_float4(results[0], results[1], results[2], results[3]);
-      continue;
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int row = quad.row_of(e), column = quad.column_of(e);
-      if (row0 + row < p.work.rows && column0 + column < p.work.columns)
-        *output_element(p, row0 + row, column0 + column) = results[e];
     }
   }
-}
+
+  // To the output; sets bits of smem.redo where they cannot serve.
+  __device__ __forceinline__ void store(const RouterOutParams& p, SpecialSmem& smem, int64_t row0, int column0) const {
+    const bool transposed = router_slots_transposed(p);
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      const SpecialQuad at = quad(n, transposed);
+      if (!any(p, at, row0, column0)) continue;
+      float results[4] = {totals[n].x, totals[n].y, totals[n].z, totals[n].w};
+      bool inside = true;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = at.row_of(e), column = at.column_of(e);
+        if (row0 + row >= p.work.rows || column0 + column >= p.work.columns) {
+          inside = false;
+          continue;
+        }
+        const bool tiny = smem.row_tiny[row] || smem.column_flags[column] != 0;
+        if (must_redo(results[e], tiny) || (smem.column_flags[column] & kRouterWide)) atomicOr(&smem.redo[row], 1u << column);
+        results[e] = scale_by(results[e], -smem.row_exponents[row] - smem.column_exponents[column]);
+      }
+      float* out = output_element(p, row0 + at.row, column0 + at.column);
+      if (inside && (transposed ? p.out_row_stride : p.out_column_stride) == 1) {
+        *reinterpret_cast<float4*>(out) = make_float4(results[0], results[1], results[2], results[3]);
+        continue;
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = at.row_of(e), column = at.column_of(e);
+        if (row0 + row < p.work.rows && column0 + column < p.work.columns) {
+          *output_element(p, row0 + row, column0 + column) = results[e];
+        }
+      }
+    }
+  }
+};
 
 // Elements that the main program has finished.
 __device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0,
@@ -183,10 +204,16 @@ __device__ __forceinline__ void end_tile(const RouterSpecialParams& p, SpecialSm
     const int column0 = tile_column + group * kRouterSpecialColumns;
     if (column0 >= work.columns) return;
     __syncthreads();
-    describe(p.main, smem, tile, rank, row0, column0, slots);
-    __syncthreads();
-    slots ? sum_slots(p.main, smem, tile, rank, row0, column0, group)
-          : find_special(p.main, smem, tile, rank, row0, column0, group);
+    if (slots) {
+      const SlotSums sums(p.main, tile, rank, row0, column0, group);
+      describe(p.main, smem, tile, rank, row0, column0, true);
+      __syncthreads();
+      sums.store(p.main, smem, row0, column0);
+    } else {
+      describe(p.main, smem, tile, rank, row0, column0, false);
+      __syncthreads();
+      find_special(p.main, smem, tile, rank, row0, column0, group);
+    }
     __syncthreads();
     for (int first_row = 0; first_row < kRouterRows; first_row += 32) {
       const uint32_t redo = threadIdx.x < 32 ? smem.redo[first_row + threadIdx.x] : 0;
@@ -208,7 +235,7 @@ __device__ __forceinline__ bool is_anything_special(const RouterOutParams& p) {
 
 }  // namespace dense_projection_det_gemm
 
-extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterSpecialThreads, 3)
+extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterSpecialThreads, 2)
     router_special_any(const __grid_constant__ dense_projection_det_gemm::RouterSpecialParams p) {
   using namespace dense_projection_det_gemm;
   __shared__ SpecialSmem smem;

@@ -76,7 +76,7 @@ struct RouterPlace {
       }
     } else if constexpr (kPairedRows) {
 #pragma unroll
-      for (int half = 0; half < 16; half += 8) {  // loads before additions, but not all of them at once
+      for (int half = 0; half < 16; half += 8) {
         float2 sums[8];
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
@@ -91,22 +91,18 @@ struct RouterPlace {
         }
       }
     } else {
+      float4 sums[8];  // all loads before the first addition: one latency
 #pragma unroll
-      for (int half = 0; half < 8; half += 4) {
-        float4 sums[4];
+      for (int n = 0; n < 8; ++n) {
+        sums[n] = inside(four(n)) ? *reinterpret_cast<const float4*>(at(four(n))) : make_float4(0.f, 0.f, 0.f, 0.f);
+      }
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const int e = four(half + n);
-          sums[n] = inside(e) ? *reinterpret_cast<const float4*>(at(e)) : make_float4(0.f, 0.f, 0.f, 0.f);
-        }
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const int e = four(half + n);
-          totals[e] = __fadd_rn(sums[n].x, totals[e]);
-          totals[e + 1] = __fadd_rn(sums[n].y, totals[e + 1]);
-          totals[e + 4] = __fadd_rn(sums[n].z, totals[e + 4]);
-          totals[e + 5] = __fadd_rn(sums[n].w, totals[e + 5]);
-        }
+      for (int n = 0; n < 8; ++n) {
+        const int e = four(n);
+        totals[e] = __fadd_rn(sums[n].x, totals[e]);
+        totals[e + 1] = __fadd_rn(sums[n].y, totals[e + 1]);
+        totals[e + 4] = __fadd_rn(sums[n].z, totals[e + 4]);
+        totals[e + 5] = __fadd_rn(sums[n].w, totals[e + 5]);
       }
     }
   }
@@ -141,18 +137,35 @@ struct RouterRows {
       : exponent{rows.exponent[0], rows.exponent[1]}, tiny{rows.tiny(0), rows.tiny(1)} {}
 };
 
+// What undoes the scales of a lane's 16 columns of a block.
+using RouterFactors = float4[4];
+
+// The first of them, counted over all tiles of a row of tiles.
+__device__ __forceinline__ int64_t router_column(const RouterOutParams& p, const RouterSegment& segment, int first_column, int lane) {
+  return int64_t{segment.tile % p.work.column_tiles} * p.work.blocks * kRouterBlock + first_column + 4 * (lane & 3);
+}
+
+// Volatile, so that the loads stay where they are asked for.
+__device__ __forceinline__ void load_factors(RouterFactors& factors, const RouterOutParams& p, const RouterSegment& segment,
+                                             int first_column, int lane) {
+  const float* source = p.terms.factors + router_column(p, segment, first_column, lane);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];"
+                 : "=f"(factors[n].x), "=f"(factors[n].y), "=f"(factors[n].z), "=f"(factors[n].w)
+                 : "l"(source + 16 * n));
+  }
+}
+
 // Undoes the scales of a finished block and marks what has to be computed anew.
 template <bool kPairedRows>
 __device__ __forceinline__ void finish_block(const RouterOutParams& p, const RouterSegment& segment, float (&x)[32], int row,
-                                             int first_column, const RouterRows& rows, int lane) {
+                                             int first_column, const RouterRows& rows, const RouterFactors& factors, int lane) {
   const int g = lane >> 2, c = lane & 3;
-  const int64_t column = int64_t{segment.tile % p.work.column_tiles} * p.work.blocks * kRouterBlock + first_column + 4 * c;
   bool redo[2] = {false, false};
-  float4 factors[4];
   float least_factor = 1.f, zero = 0.f;  // inf and NaN times zero are NaN
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    factors[n] = __ldg(reinterpret_cast<const float4*>(p.terms.factors + column + 16 * n));
     least_factor = fminf(least_factor, fminf(fminf(factors[n].x, factors[n].y), fminf(factors[n].z, factors[n].w)));
   }
 #pragma unroll
@@ -165,6 +178,7 @@ __device__ __forceinline__ void finish_block(const RouterOutParams& p, const Rou
       x[e] = __fmul_rn(x[e], e & 4 ? (e & 1 ? by.w : by.z) : (e & 1 ? by.y : by.x));
     }
   } else {
+    const int64_t column = router_column(p, segment, first_column, lane);
 #pragma unroll
     for (int e = 0; e < 32; ++e) {
       const int exponent = rows.exponent[e >> 1 & 1] + p.terms.exponents[column + RouterPlace<kPairedRows>::column_of(e)];
@@ -183,18 +197,6 @@ __device__ __forceinline__ void finish_block(const RouterOutParams& p, const Rou
       flags[row + RouterPlace<kPairedRows>::kNextRow * i] = (votes >> (4 * g) & 15) != 0;
     }
   }
-}
-
-// first_row and first_column in the tile: of the warp's 16 rows, of the block.  Changes the totals.
-template <bool kPairedRows>
-__device__ __forceinline__ void store_block(const RouterOutParams& p, const RouterSegment& segment, const RouterTarget& target,
-                                            float (&totals)[32], int first_row, int first_column, const RouterRows& rows,
-                                            int lane) {
-  const int row = first_row + (lane >> 2) * (kPairedRows ? 2 : 1);
-  const RouterPlace<kPairedRows> place(target, row, first_column, lane & 3);
-  if (target.add) place.add(totals);
-  if (target.final) finish_block<kPairedRows>(p, segment, totals, row, first_column, rows, lane);
-  place.store(totals);
 }
 
 // What is known of a warp's rows at the end of a segment, for whoever adds the segments up or computes elements anew.

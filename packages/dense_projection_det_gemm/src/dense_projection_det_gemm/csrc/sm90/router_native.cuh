@@ -261,13 +261,22 @@ struct RouterNative {
 
     __device__ __forceinline__ void store(const RouterSegment& segment, const RouterRowState& rows) {
       const RouterTarget target = router_target(p, segment);
+      RouterFactors factors = {};  // the next block's are on their way while a block is stored
+      if (target.final) load_factors(factors, p, segment, 0, lane);
+      const int row = warp_row + (lane >> 2) * (kRowsAdjacent ? 2 : 1);
       const RouterRows found(rows);
       store_rows<kRowsAdjacent>(p, segment, warp_row, found, lane);
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         if (kRouterBlock * block >= target.columns_left) continue;
         float (&sums)[32] = *reinterpret_cast<float (*)[32]>(&totals[block * 32 / kSums][block * 32 % kSums]);
-        store_block<kRowsAdjacent>(p, segment, target, sums, warp_row, kRouterBlock * block, found, lane);
+        const RouterPlace<kRowsAdjacent> place(target, row, kRouterBlock * block, lane & 3);
+        if (target.add) place.add(sums);
+        if (target.final) {
+          finish_block<kRowsAdjacent>(p, segment, sums, row, kRouterBlock * block, found, factors, lane);
+          if (block + 1 < kBlocks) load_factors(factors, p, segment, kRouterBlock * (block + 1), lane);
+        }
+        place.store(sums);
       }
     }
   };

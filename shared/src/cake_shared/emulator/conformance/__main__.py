@@ -14,7 +14,7 @@ from cake_shared.emulator.conformance.programs import PROGRAMS
 from cake_shared.emulator.conformance.runner import Side, environment, judge, run_side
 
 # Runs on the GPU side by side: each has a process and a context of its own, most of its time goes into starting them.
-DEVICE_JOBS = 4
+DEVICE_JOBS = 6
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     # Builds the engine once, before processes race for it.
     Module.from_ptx(".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n", target="sm_90a")
     entries: dict[str, dict] = {}
+    facts = environment(arguments.device, arguments.commit)
     executor = concurrent.futures.ThreadPoolExecutor
     with executor(arguments.jobs) as pool, executor(DEVICE_JOBS) as device_pool:
         emulated = {p.name: pool.submit(run_side, "emulator", p) for p in wanted}
@@ -63,12 +64,12 @@ def main(argv: list[str] | None = None) -> int:
             entry = judge(program, emulated[program.name].result(), measured)
             entries[program.name] = entry
             print(_line(program, entry), flush=True)
+            if arguments.out:  # what is known so far, should the run be cut short
+                result = {"environment": facts, "programs": entries}
+                arguments.out.write_text(json.dumps(result, indent=1, sort_keys=False) + "\n")
     agreeing = sum(entry["verdict"] == "agrees" for entry in entries.values())
     against = "the GPU and NumPy" if arguments.device else "NumPy"
     print(f"{agreeing} of {len(entries)} programs agree with {against}")
-    if arguments.out:
-        result = {"environment": environment(arguments.device, arguments.commit), "programs": entries}
-        arguments.out.write_text(json.dumps(result, indent=1, sort_keys=False) + "\n")
     return 0 if agreeing == len(entries) else 1
 
 

@@ -6,10 +6,14 @@ import functools
 import importlib.util
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cake_shared.emulator.conformance.model import Case, Check, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from cake_shared.emulator.conformance.recorded import Recorder
     from cake_shared.testing.gdn_inputs import GdnCase
@@ -67,8 +71,8 @@ def _segments() -> GdnCase:
     return base(8193, 1, 1).with_(initial_state=initial, d_state=gradient)
 
 
-def _rule(recorder: Recorder, make: Callable[[], GdnCase]) -> None:
-    """One forward and backward of the gated delta rule."""
+def _rule(recorder: Recorder, make: Callable[[], GdnCase], found: dict[str, torch.Tensor]) -> None:
+    """One forward and backward of the gated delta rule; ``found`` takes the results by name."""
     import torch
 
     from cake_shared.gdn.cuda.devices import ErrorWord
@@ -79,7 +83,7 @@ def _rule(recorder: Recorder, make: Callable[[], GdnCase]) -> None:
     torch.manual_seed(0)
     word = ErrorWord(torch.zeros(1, dtype=torch.int32))
     backend = RuleBackend(recorder.module, word, 132, lambda: 0, uses_native(GDN, "sm_90a"))
-    run(rule_through(GDN, backend), make())
+    found |= run(rule_through(GDN, backend), make())
 
 
 def _is_gate_stage(kernel: str) -> bool:
@@ -92,18 +96,24 @@ def _gate_stage_case() -> Case:
     def tables(name: str, size: int) -> Check | None:
         return Check(name, "", "b32", size // 4) if name in ("1 groundwork", "1 error_word") else None
 
-    return record(GDN, functools.partial(_rule, make=_many_sequences), tables, _is_gate_stage)
+    return record(GDN, functools.partial(_rule, make=_many_sequences, found={}), tables, _is_gate_stage)
 
 
 def _rule_case(make: Callable[[], GdnCase]) -> Case:
+    """The gates' powers are an approximate function, which the emulator computes in other bits than the GPU."""
     from cake_shared.emulator.conformance.recorded import record
+
+    found: dict[str, torch.Tensor] = {}
 
     def results(name: str, size: int) -> Check | None:
         if name not in _RULE:
             return None
-        return Check(name, "", _RULE[name], size // _SIZES[_RULE[name]])
+        values = np.abs(found[name.split()[1]].double().numpy().reshape(-1))
+        unit = 2.0**-8 if _RULE[name] == "bf16" else 2.0**-12
+        bound = unit * values + 2.0**-11 * np.sqrt(np.mean(values**2))
+        return Check(name, "", _RULE[name], size // _SIZES[_RULE[name]], rule="bound", bound=bound)
 
-    return record(GDN, functools.partial(_rule, make=make), results)
+    return record(GDN, functools.partial(_rule, make=make, found=found), results)
 
 
 def _installed(package: str) -> bool:

@@ -25,7 +25,7 @@ _DET_CASES = (
 # Two parts a tile at most: the order in which they come changes nothing.
 _SPLIT_CASES = (
     ({"m": 130, "n": 264, "k": 70, "b_major": "n"}, {"whole_units": 2}),
-    ({"m": 260, "n": 264, "k": 140, "a_major": "m", "b_major": "n"}, {"whole_units": 0, "pieces": 8}),
+    ({"m": 260, "n": 264, "k": 128, "a_major": "m", "b_major": "n"}, {"whole_units": 0, "pieces": 8}),
     ({"m": 48, "n": 520, "k": 200, "a_major": "m", "b_major": "n"}, {"whole_units": 0, "pieces": 4}),
 )
 

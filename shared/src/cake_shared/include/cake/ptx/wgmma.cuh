@@ -1,15 +1,16 @@
 // wgmma of sm_90a: D (64 x N, FP32 registers of a warpgroup) = or += A (64 x 16, BF16) B (16 x N, BF16).
 //
-// D is float[N / 2], element 4 j + i of a lane as fragment j, element i of mma.sync's 16 x 8 accumulators: row 16 (warp & 3) + g + 8 (i >> 1),
-// column 8 j + 2 c + (i & 1), g = lane >> 2, c = lane & 3. A from registers is that of mma.sync too, so an accumulator packed to BF16
-// is the left operand of the next product. The array's size picks N.
+// D is float[N / 2], element 4 j + i of a lane as fragment j, element i of mma.sync's 16 x 8 accumulators: row 16 (warp & 3)
+// + g + 8 (i >> 1), column 8 j + 2 c + (i & 1), g = lane >> 2, c = lane & 3. A from registers is that of mma.sync too, so an
+// accumulator packed to BF16 is the left operand of the next product. The array's size picks N.
 //
 //   wgmma_keep(d, a...); wgmma_fence();       registers written by ordinary code are in place
 //   wgmma_bf16<...>(d, a, b, accumulate) ...  several, which run in order
 //   wgmma_commit();  ...  wgmma_wait<n>(); wgmma_keep(d, a...);   and only then are d read and a written
 //
-// ptxas serialises what it cannot follow: wait before every read of an accumulator, leave nothing in flight over a loop's back edge,
-// and do not mix shapes of N on one accumulator in flight. Shared operands written by ordinary stores need fence.proxy.async and a barrier.
+// ptxas serialises what it cannot follow: wait before every read of an accumulator, leave nothing in flight over a loop's
+// back edge, and do not mix shapes of N on one accumulator in flight. Shared operands written by ordinary stores need
+// fence.proxy.async and a barrier.
 #pragma once
 
 #include <stdint.h>
@@ -21,8 +22,8 @@ enum class Major : int {
   kMN = 1,  // rows are the contraction, M or N runs along the 128-byte rows
 };
 
-// Descriptor of a tile as cake/tile/swizzle128.cuh lays it out, at a multiple of 1024 bytes of shared memory. `block_bytes` is the distance of
-// its blocks of 64 columns, read only where M or N spans several of them (MN-major).
+// Descriptor of a tile as cake/tile/swizzle128.cuh lays it out, at a multiple of 1024 bytes of shared memory. `block_bytes`
+// is the distance of its blocks of 64 columns, read only where M or N spans several of them (MN-major).
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t block_bytes = 16) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32;
   return kSwizzle128 | kEightRows | uint64_t{block_bytes >> 4} << 16 | (shared & 0x3ffff) >> 4;

@@ -8,7 +8,8 @@
 #include "cake/host/tensor_map.h"
 #endif
 
-// Whether a branch for portable programs exists where native ones do: in the emulator's host module, which serves all architectures.
+// Whether a branch for portable programs exists where native ones do: in the emulator's host module, which serves all
+// architectures.
 #define CAKE_GDN_HAS_PORTABLE (!CAKE_HAS_SM90 || defined(CAKE_EMULATOR))
 
 namespace cake::gdn {
@@ -65,11 +66,13 @@ inline MappedChainParams mapped(const RuleCall& call, const ChainParams& p) {
 }
 
 // Without tokens there is nothing to map, and nothing to do.
-inline void launch_native_chain(const RuleCall& call, host::KernelRef<MappedChainParams> kernel, const ChainParams& p, int64_t columns,
+inline void launch_native_chain(const RuleCall& call, host::KernelRef<MappedChainParams> kernel, const ChainParams& p,
+                                int64_t columns,
                                 bool output) {
   if (call.pack.tokens == 0) return;
   const int slices = p.warps / kNarrowChainWarps;
-  launch_stage(kernel, chain_ctas(call, columns, p.warps), native_chain_threads(slices, output), native_chain_smem_bytes(slices, output),
+  launch_stage(kernel, chain_ctas(call, columns, p.warps), native_chain_threads(slices, output),
+               native_chain_smem_bytes(slices, output),
                call.stream, mapped(call, p));
 }
 

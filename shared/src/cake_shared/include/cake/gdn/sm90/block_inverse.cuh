@@ -1,9 +1,10 @@
-// T = (I + A)^-1 of a strictly lower triangular 64 x 64 matrix, by four warps, as cake/gdn/any/unit_lower_inverse.cuh but for operands
-// in two BF16 words.
+// T = (I + A)^-1 of a strictly lower triangular 64 x 64 matrix, by four warps, as cake/gdn/any/unit_lower_inverse.cuh but for
+// operands in two BF16 words.
 //
 // The 16 x 16 diagonal blocks are inverted by forward substitution in FP32, a lane a column; the blocks below follow row by row,
-// T_ij = -(sum_{j < k <= i} T_ik A_kj) D_j. A factor of these products is the sum of two BF16 numbers (16 bits of significand) and a product
-// has three terms, so their error is far below that of T's own rounding to BF16. The first word of a block of T is the result.
+// T_ij = -(sum_{j < k <= i} T_ik A_kj) D_j. A factor of these products is the sum of two BF16 numbers (16 bits of
+// significand) and a product has three terms, so their error is far below that of T's own rounding to BF16. The first word of
+// a block of T is the result.
 #pragma once
 
 #include "cake/gdn/any/tile_copy.cuh"
@@ -34,10 +35,13 @@ struct SplitBlock {
     }
   }
 
-  __device__ __forceinline__ void store(BlockInverseSmem& smem, const tile::LaneOffsets& lane, int row_block, int column_block) const {
-    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.high), lane.row_major, 16 * row_block, 2 * column_block),
+  __device__ __forceinline__ void store(BlockInverseSmem& smem, const tile::LaneOffsets& lane, int row_block,
+                                        int column_block) const {
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.high), lane.row_major, 16 * row_block,
+                                                    2 * column_block),
                      high[0], high[1], high[2], high[3]);
-    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.low), lane.row_major, 16 * row_block, 2 * column_block),
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.low), lane.row_major, 16 * row_block,
+                                                    2 * column_block),
                      low[0], low[1], low[2], low[3]);
   }
 };
@@ -72,12 +76,14 @@ __device__ __forceinline__ void invert_diagonal(BlockInverseSmem& smem, int warp
   }
 }
 
-// A sum of products of split blocks: the products of first words, and what the others add, apart, so that neither waits for the other.
+// A sum of products of split blocks: the products of first words, and what the others add, apart, so that neither waits for
+// the other.
 struct SplitSum {
   float first[2][4] = {}, rest[2][4] = {};
 
   // += a b, b a block of the scratch stored [k][n].
-  __device__ __forceinline__ void add(const SplitBlock& a, const BlockInverseSmem& smem, const tile::LaneOffsets& lane, int row_block,
+  __device__ __forceinline__ void add(const SplitBlock& a, const BlockInverseSmem& smem, const tile::LaneOffsets& lane,
+                                      int row_block,
                                       int column_block) {
     uint32_t high[4], low[4];
     tile::load_b_trans<kChunk>(high, ptx::shared_address(smem.high), lane, 16 * row_block, 2 * column_block);

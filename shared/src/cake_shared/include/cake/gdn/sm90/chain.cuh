@@ -2,13 +2,14 @@
 //
 //   X = V - gamma (K S0)      V' = T (beta X)      S1 = gamma_C S0 + (e K)^T V'
 //
-// A warpgroup owns 64 value columns and keeps S^T (64 x 128) in registers as a wgmma accumulator; packed to BF16 it is the left operand of K,
-// R^T that of T and V'^T that of K again, so the chain never waits for shared memory. The outputs are another warpgroup's work
-// (output.cuh): S0 and V' go to it through shared tiles. One warp loads. Order of accumulation: keys and tokens ascending in steps of 16,
-// chunks ascending, the same instructions for every slice: how columns are spread over CTAs changes nothing.
-// barriers  rings of K and Q; of V; of T, P and scalars: full by bytes, released by every warp that reads them. S0 and V' tiles: full by every
-//           warp of the chain, released by every warp of the output. All warps that compute share a named barrier after the rows that a
-//           last chunk does not have are zero
+// A warpgroup owns 64 value columns and keeps S^T (64 x 128) in registers as a wgmma accumulator; packed to BF16 it is the
+// left operand of K, R^T that of T and V'^T that of K again, so the chain never waits for shared memory. The outputs are
+// another warpgroup's work (output.cuh): S0 and V' go to it through shared tiles. One warp loads. Order of accumulation: keys
+// and tokens ascending in steps of 16, chunks ascending, the same instructions for every slice: how columns are spread over
+// CTAs changes nothing.
+// barriers  rings of K and Q; of V; of T and scalars: full by bytes, released by every warp that reads them. S0 and V'
+//           tiles: full by every warp of the chain, released by every warp of the output. All warps that compute share a
+//           named barrier after the rows that a last chunk does not have are zero
 #pragma once
 
 #include <type_traits>
@@ -97,7 +98,8 @@ struct ChainWork {
 
 // By one thread: everything that the other warps read, chunk by chunk. V is not loaded for columns of the identity.
 template <int kSlices, bool kOutput>
-__device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& smem, const MappedChainParams& p, const ChainWork& work, bool values) {
+__device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& smem, const MappedChainParams& p,
+                                           const ChainWork& work, bool values) {
   const Heads& heads = p.chain.heads;
   const int key_head = work.head / heads.group;
   pipe::RingPlace<kKeyStages> key_place;
@@ -126,7 +128,8 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
       smem.value_ring.expect(value_place, kSlices * kSquareTileBytes);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        ptx::tensor_load(smem.values[value_place.stage][slice], &p.v, {64 * (work.first_slice + slice), work.head, at.token, at.row},
+        const int column = 64 * (work.first_slice + slice);
+        ptx::tensor_load(smem.values[value_place.stage][slice], &p.v, {column, work.head, at.token, at.row},
                          smem.value_ring.full(value_place));
       }
     }
@@ -142,16 +145,19 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
   }
 }
 
-// The rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold. By all warps that
-// compute, of which this is thread `thread`.
+// The rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold. By
+// all warps that compute, of which this is thread `thread`.
 template <int kSlices, bool kOutput>
-__device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, kOutput>& smem, const pipe::RingPlace<kKeyStages>& key_place,
+__device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, kOutput>& smem,
+                                                  const pipe::RingPlace<kKeyStages>& key_place,
                                                   const pipe::RingPlace<kValueStages>& value_place, int tokens, int thread) {
   constexpr int kThreads = 32 * NativeChainSmem<kSlices, kOutput>::kWarps;
   smem.key_ring.wait_full(key_place);
   smem.value_ring.wait_full(value_place);
   auto zero = [&](char* block) {
-    for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
+    for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) {
+      reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
+    }
   };
 #pragma unroll
   for (int block = 0; block < (kOutput ? 4 : 2); ++block) zero(smem.keys[key_place.stage].k + block * kSquareTileBytes);
@@ -184,7 +190,9 @@ struct ChainWarpgroup {
       const uint64_t t_at = ptx::wgmma_descriptor(ptx::shared_address(smem.squares[square_place.stage].inverse));
       const ChunkScalars& scalars = smem.squares[square_place.stage].scalars;
       smem.key_ring.wait_full(key_place);
-      if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, key_place, value_place, work.last_tokens, 128 * slice + 32 * warp + lane);
+      if (work.tokens(chunk) < kChunk) {
+        zero_missing_rows(smem, key_place, value_place, work.last_tokens, 128 * slice + 32 * warp + lane);
+      }
 
       ptx::wgmma_keep(packed_state);
       ptx::wgmma_keep(y);
@@ -231,7 +239,8 @@ struct ChainWarpgroup {
         uint32_t writes[16];
         pack_accumulator(writes, y);
         smem.write_ring.wait_empty(export_place);
-        store_token_rows_transposed<64 * kSlices>(ptx::shared_address(smem.exports.writes), writes, offsets, 64 * slice + 16 * warp);
+        store_token_rows_transposed<64 * kSlices>(ptx::shared_address(smem.exports.writes), writes, offsets,
+                                                  64 * slice + 16 * warp);
         ptx::fence_async_shared();
         __syncwarp();
         if (lane == 0) ptx::mbarrier_arrive(smem.write_ring.full(export_place));

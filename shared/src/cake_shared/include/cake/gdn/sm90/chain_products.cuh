@@ -1,8 +1,8 @@
 // The products of a chain whose state stays in the registers of a warpgroup.
 //
-// A warpgroup owns 64 value columns. Its state S^T (64 x 128) is a wgmma accumulator; packed to BF16 it is the left operand of the next
-// product, so nothing of the chain passes through shared memory. Right operands are shared tiles. The same instructions for every slice of
-// columns: how slices are spread over warpgroups and CTAs cannot change a bit.
+// A warpgroup owns 64 value columns. Its state S^T (64 x 128) is a wgmma accumulator; packed to BF16 it is the left operand
+// of the next product, so nothing of the chain passes through shared memory. Right operands are shared tiles. The same
+// instructions for every slice of columns: how slices are spread over warpgroups and CTAs cannot change a bit.
 #pragma once
 
 #include "cake/gdn/any/tile_copy.cuh"
@@ -41,12 +41,14 @@ __device__ __forceinline__ void multiply_square(float (&acc)[32], const uint32_t
 __device__ __forceinline__ void add_token_rows(float (&state)[64], const uint32_t (&a)[16], uint64_t rows) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    ptx::wgmma_bf16<ptx::Major::kMN>(state, a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3], rows + ptx::wgmma_advance(2048 * s), true);
+    ptx::wgmma_bf16<ptx::Major::kMN>(state, a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3],
+                                     rows + ptx::wgmma_advance(2048 * s), true);
   }
 }
 
 // A warp's 16 columns of a slice of V as a left operand.
-__device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint32_t v_tile, const tile::LaneOffsets& offsets, int warp) {
+__device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint32_t v_tile, const tile::LaneOffsets& offsets,
+                                                   int warp) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
     tile::load_a_trans<kChunk>(*reinterpret_cast<uint32_t(*)[4]>(&values[4 * s]), v_tile, offsets, 16 * s, 2 * warp);
@@ -54,7 +56,8 @@ __device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint3
 }
 
 // values become R = beta (V - gamma acc).
-__device__ __forceinline__ void make_residuals(uint32_t (&values)[16], const float (&acc)[32], const float* gammas, const float* betas, int c) {
+__device__ __forceinline__ void make_residuals(uint32_t (&values)[16], const float (&acc)[32], const float* gammas,
+                                               const float* betas, int c) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 gamma = *reinterpret_cast<const float2*>(gammas + 8 * j + 2 * c);
@@ -83,21 +86,25 @@ __device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const f
 
 // Puts a packed state's 16 rows into a tile of kRows value rows, blocks of 64 keys.
 template <int kRows>
-__device__ __forceinline__ void store_state_rows(uint32_t tile_to, const uint32_t (&state)[32], const tile::LaneOffsets& offsets, int row) {
+__device__ __forceinline__ void store_state_rows(uint32_t tile_to, const uint32_t (&state)[32],
+                                                 const tile::LaneOffsets& offsets, int row) {
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
-    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), state[4 * s], state[4 * s + 1], state[4 * s + 2],
+    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), state[4 * s], state[4 * s + 1],
+                     state[4 * s + 2],
                      state[4 * s + 3]);
   }
 }
 
 // Puts 16 packed rows of 64 tokens into a tile of kRows value rows.
 template <int kRows>
-__device__ __forceinline__ void store_token_rows_transposed(uint32_t tile_to, const uint32_t (&rows)[16], const tile::LaneOffsets& offsets,
+__device__ __forceinline__ void store_token_rows_transposed(uint32_t tile_to, const uint32_t (&rows)[16],
+                                                            const tile::LaneOffsets& offsets,
                                                             int row) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), rows[4 * s], rows[4 * s + 1], rows[4 * s + 2],
+    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), rows[4 * s], rows[4 * s + 1],
+                     rows[4 * s + 2],
                      rows[4 * s + 3]);
   }
 }

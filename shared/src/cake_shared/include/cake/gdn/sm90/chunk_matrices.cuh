@@ -17,7 +17,8 @@ struct HeadGates {
   float sum, end, beta;
 };
 
-__device__ __forceinline__ HeadGates load_head_gates(const float* sums, const BetaOption& beta, TokenPlace at, int tokens, int64_t record,
+__device__ __forceinline__ HeadGates load_head_gates(const float* sums, const BetaOption& beta, TokenPlace at, int tokens,
+                                                     int64_t record,
                                                      int head, int thread) {
   HeadGates gates{};
   if (thread < kChunk) {
@@ -81,7 +82,8 @@ struct RowPair {
 
   // P of one block from its Q K^T, as a left operand.
   template <bool kDiagonal>
-  __device__ __forceinline__ void attention(uint32_t (&to)[4], const ChunkScalars& scalars, const float* qk, float scale, int block) const {
+  __device__ __forceinline__ void attention(uint32_t (&to)[4], const ChunkScalars& scalars, const float* qk, float scale,
+                                            int block) const {
     float decay[2][4];
     decays(decay, scalars, block);
 #pragma unroll
@@ -100,7 +102,8 @@ struct RowPair {
 
 // A of one block from its K K^T: two words for the products, or the diagonal block for the substitution.
 template <bool kDiagonal>
-__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const RowPair& rows, const ChunkScalars& scalars, const float* kk, int block,
+__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const RowPair& rows, const ChunkScalars& scalars,
+                                                   const float* kk, int block,
                                                    const tile::LaneOffsets& offsets) {
   float decay[2][4], a[2][4];
   rows.decays(decay, scalars, block);
@@ -110,7 +113,8 @@ __device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const
     for (int i = 0; i < 4; ++i) {
       a[n][i] = __fmul_rn(__fmul_rn(rows.beta[i >> 1], decay[n][i]), kk[4 * n + i]);
       if (kDiagonal) {  // select, never multiply by zero
-        smem.diagonal[rows.warp][20 * (8 * n + 2 * rows.c + (i & 1)) + rows.g + 8 * (i >> 1)] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
+        const int row = rows.g + 8 * (i >> 1), column = 8 * n + 2 * rows.c + (i & 1);
+        smem.diagonal[rows.warp][20 * column + row] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
       }
     }
   }
@@ -122,7 +126,8 @@ __device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const
 }
 
 // A of a warp's rows.
-__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, const ChunkScalars& scalars, const float (&kk)[32], int warp,
+__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, const ChunkScalars& scalars,
+                                                       const float (&kk)[32], int warp,
                                                        const tile::LaneOffsets& offsets, int lane) {
   const RowPair rows(scalars, warp, lane);
 #pragma unroll
@@ -136,7 +141,8 @@ __device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, c
 }
 
 // P of a warp's rows, into a swizzled tile.
-__device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkScalars& scalars, const float (&qk)[32], float scale, int warp,
+__device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkScalars& scalars, const float (&qk)[32],
+                                                     float scale, int warp,
                                                      const tile::LaneOffsets& offsets, int lane) {
   const RowPair rows(scalars, warp, lane);
 #pragma unroll
@@ -147,7 +153,8 @@ __device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkS
     } else if (block == warp) {
       rows.attention<true>(packed, scalars, qk + 8 * block, scale, block);
     }
-    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * warp, 2 * block), packed[0],
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * warp, 2 * block),
+                     packed[0],
                      packed[1], packed[2], packed[3]);
   }
 }

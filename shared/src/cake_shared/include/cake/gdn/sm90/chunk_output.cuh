@@ -2,8 +2,8 @@
 
 #include "cake/gdn/sm90/output.cuh"
 
-// chunk_output on Hopper: o and the final states, see chain.cuh and output.cuh. `warps` tells whether a CTA has 64 value columns of a head (4) or
-// all 128 (8): same bits.
+// chunk_output on Hopper: o and the final states, see chain.cuh and output.cuh. `warps` tells whether a CTA has 64 value
+// columns of a head (4) or all 128 (8): same bits.
 // reads   q, k, v, T, scalars, initial states, entry states of segments
 // writes  o of every token of a sequence, the final states of sequences that have tokens
 namespace cake::gdn {
@@ -18,9 +18,11 @@ __device__ __forceinline__ void load_entry_state(StateAcc& state, const ChainPar
                                                  int first_column, int lane) {
   clear(state);
   if (!segment.first()) {
-    load_state(state, chain.segment_entries + slot_offset(segment, chain.heads, chain.slots_per_row, head), 1, kHeadDim, first_column, lane);
+    load_state(state, chain.segment_entries + slot_offset(segment, chain.heads, chain.slots_per_row, head), 1, kHeadDim,
+               first_column, lane);
   } else if (chain.initial.data) {
-    load_state(state, state_of(chain.initial, segment.sequence, chain.heads, head), chain.initial.k_stride, chain.initial.v_stride,
+    load_state(state, state_of(chain.initial, segment.sequence, chain.heads, head), chain.initial.k_stride,
+               chain.initial.v_stride,
                first_column, lane);
   }
 }
@@ -62,7 +64,8 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
     load_entry_state(fragments, chain, segment, work.head, first_column, lane);
     consumer.run(state);
     if (chain.final.data && segment.last()) {
-      store_state(fragments, state_of(chain.final, segment.sequence, chain.heads, work.head), chain.final.k_stride, chain.final.v_stride,
+      store_state(fragments, state_of(chain.final, segment.sequence, chain.heads, work.head), chain.final.k_stride,
+                  chain.final.v_stride,
                   first_column, lane);
     }
   }

@@ -2,8 +2,8 @@
 //
 //   P_ij = scale Gamma_ij (q_i . k_j),   Gamma_ij = 2^(b_i - b_j) for i >= j, b in units of log 2
 //
-// Q K^T, scaled and packed, is the left operand of V' without leaving the registers. A warp owns 16 tokens and all value columns of the CTA.
-// Order of accumulation: keys, then tokens, ascending in steps of 16.
+// Q K^T, scaled and packed, is the left operand of V' without leaving the registers. A warp owns 16 tokens and all value
+// columns of the CTA. Order of accumulation: keys, then tokens, ascending in steps of 16.
 // barriers  of chain.cuh, and a named barrier of the warpgroup before and after O is staged for the tensor store
 #pragma once
 
@@ -25,7 +25,8 @@ struct OutputWarpgroup {
   __device__ __forceinline__ void barrier() const { named_barrier(2, 128); }
 
   // P of this warp's rows as a left operand.
-  __device__ __forceinline__ void make_attention(uint32_t (&packed)[16], const float (&qk)[32], const ChunkScalars& scalars) const {
+  __device__ __forceinline__ void make_attention(uint32_t (&packed)[16], const float (&qk)[32],
+                                                 const ChunkScalars& scalars) const {
     const RowPair rows(scalars, warp, lane);
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
@@ -47,7 +48,8 @@ struct OutputWarpgroup {
 #pragma unroll
     for (int s = 0; s < 4 * kSlices; ++s) {
       const float* from = o + 8 * s;
-      ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.exports.out[s / 4]), offsets.row_major, 16 * warp, 2 * (s & 3)),
+      ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.exports.out[s / 4]), offsets.row_major,
+                                                      16 * warp, 2 * (s & 3)),
                        ptx::pack_bf16(from[0], from[1]), ptx::pack_bf16(from[2], from[3]), ptx::pack_bf16(from[4], from[5]),
                        ptx::pack_bf16(from[6], from[7]));
     }
@@ -95,8 +97,9 @@ struct OutputWarpgroup {
       ptx::wgmma_fence();
 #pragma unroll
       for (int s = 0; s < 8; ++s) {
-        ptx::wgmma_bf16<ptx::Major::kK, ptx::Major::kK>(o, q_at + ptx::wgmma_advance((s >> 2) * kSquareTileBytes + (s & 3) * 32),
-                                                        state_at + ptx::wgmma_advance((s >> 2) * 128 * kColumns + (s & 3) * 32), s > 0);
+        const uint64_t q_step = ptx::wgmma_advance((s >> 2) * kSquareTileBytes + (s & 3) * 32);
+        const uint64_t state_step = ptx::wgmma_advance((s >> 2) * 128 * kColumns + (s & 3) * 32);
+        ptx::wgmma_bf16<ptx::Major::kK, ptx::Major::kK>(o, q_at + q_step, state_at + state_step, s > 0);
       }
       ptx::wgmma_commit();
       smem.square_ring.wait_full(square_place);

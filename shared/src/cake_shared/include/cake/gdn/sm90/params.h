@@ -1,6 +1,7 @@
 // What the native programs of sm_90a take beyond what the portable ones do: tensor maps of the rows. Plain C++17.
 //
-// A map covers [B, T, heads, 128] BF16 as axes {128, heads, T, B} in boxes of 64 columns and 64 tokens of one head, 128-byte swizzle.
+// A map covers [B, T, heads, 128] BF16 as axes {128, heads, T, B} in boxes of 64 columns and 64 tokens of one head, 128-byte
+// swizzle.
 #pragma once
 
 #include "cake/gdn/rule_params.h"
@@ -18,8 +19,8 @@ struct MappedChainParams {
 // Threads of a chain's CTA: a warpgroup for every 64 value columns, one for the output where there is one, one that loads.
 CAKE_HOST_DEVICE constexpr int native_chain_threads(int slices, bool output) { return 128 * (slices + (output ? 2 : 1)); }
 
-// Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q, two of T and scalars
-// and of the slices of V; with an output S0, V' and O; barriers.
+// Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q,
+// two of T and scalars and of the slices of V; with an output S0, V' and O; barriers.
 inline constexpr uint32_t kNativeWySmemBytes = 38912;
 CAKE_HOST_DEVICE constexpr uint32_t native_chain_smem_bytes(int slices, bool output) {
   const uint32_t slice = 2 * kSquareTileBytes + (output ? 4 * kSquareTileBytes : 0);

@@ -1,11 +1,12 @@
-// segment_pairs on Hopper: the pairs (M, N) of the segments of long sequences but the last, exit = M entry + N. `warps` as chunk_output.
+// segment_pairs on Hopper: the pairs (M, N) of the segments of long sequences but the last, exit = M entry + N. `warps` as
+// chunk_output.
 //
-// Where the gates of a segment's last chunks multiply to less than 2^-150, nothing in FP32 is left of a state before them: then M is zero and N
-// begins, with a zero state, at those chunks. Else N is the chain from a zero state (of a first segment the true one) and M the chain from
-// the identity without values, as in cake/gdn/any/chain.cuh.
+// Where the gates of a segment's last chunks multiply to less than 2^-150, nothing in FP32 is left of a state before them:
+// then M is zero and N begins, with a zero state, at those chunks. Else N is the chain from a zero state (of a first segment
+// the true one) and M the chain from the identity without values, as in cake/gdn/any/chain.cuh.
 // reads   k, v, T, scalars, initial states
-// writes  M, transposed, into the factor's slot of every segment that has one before and one behind it; N (of a first segment its exit
-//         state) into the entry slot of the next segment, unless pair_columns asks for M alone
+// writes  M, transposed, into the factor's slot of every segment that has one before and one behind it; N (of a first segment
+//         its exit state) into the entry slot of the next segment, unless pair_columns asks for M alone
 // barriers  as chain.cuh
 #pragma once
 
@@ -14,7 +15,8 @@
 namespace cake::gdn {
 
 // How many of the last chunks forget any earlier state, by one warp; 0 if all of them together do not.
-__device__ __forceinline__ int forgetting_chunks(const float* scalars, const Heads& heads, const SegmentPlace& segment, int head, int lane) {
+__device__ __forceinline__ int forgetting_chunks(const float* scalars, const Heads& heads, const SegmentPlace& segment,
+                                                 int head, int lane) {
   constexpr float kForgotten = -150.f;
   float before = 0.f;
   for (int done = 0; done < segment.chunks; done += 32) {
@@ -85,7 +87,8 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
     if (factor) {
       for_state_elements(first_column, lane, [&](int j, int i, int k, int v) { fragments[j][i] = k == v ? 1.f : 0.f; });
     } else if (segment.first() && chain.initial.data) {
-      load_state(fragments, state_of(chain.initial, segment.sequence, chain.heads, head), chain.initial.k_stride, chain.initial.v_stride,
+      load_state(fragments, state_of(chain.initial, segment.sequence, chain.heads, head), chain.initial.k_stride,
+                 chain.initial.v_stride,
                  first_column, lane);
     }
   }

@@ -1,12 +1,12 @@
-// wy on Hopper: T = (I + A)^-1, P = scale * Gamma * (Q K^T) and the scalars of every chunk and value head, as cake/gdn/any/wy.cuh; without P
-// where `attention` is null, and then Q is not read.
+// wy on Hopper: T = (I + A)^-1, P = scale * Gamma * (Q K^T) and the scalars of every chunk and value head, as
+// cake/gdn/any/wy.cuh; without P where `attention` is null, and then Q is not read.
 //
-// One CTA of a warpgroup per chunk and key head: K K^T and Q K^T once, by wgmma, then the value heads of the group. A warp owns 16 rows.
-// Results leave by bulk copies. Rows past the end of the sequence are zero in A and P, T is the identity there.
+// One CTA of a warpgroup per chunk and key head: K K^T and Q K^T once, by wgmma, then the value heads of the group. A warp
+// owns 16 rows. Results leave by bulk copies. Rows past the end of the sequence are zero in A and P, T is the identity there.
 // reads   q, k, summed gates, beta
 // writes  T, P, scalars: 17 KB a value head
-// barriers  K, Q arrived | copies of the head before have read | scalars written | A, P, diagonal inverses written | T written: all
-//           threads. A diagonal block is read by the warp that wrote it: __syncwarp
+// barriers  K, Q arrived | copies of the head before have read | scalars written | A, P, diagonal inverses written | T
+//           written: all threads. A diagonal block is read by the warp that wrote it: __syncwarp
 #pragma once
 
 #include "cake/gdn/sm90/chunk_matrices.cuh"

@@ -161,15 +161,13 @@ def environment(with_device: bool, commit: str | None = None) -> dict:
         "numpy": np.__version__,
         "machine": platform.machine(),
         "commit": commit or _command(*git, "rev-parse", "HEAD"),
-        "uncommitted_changes": bool(
-            _command(
-                "git", "-C", str(pathlib.Path(__file__).parent), "status", "--porcelain", "--untracked-files=no", "."
-            )
-        ),
         "nvcc": (_command("nvcc", "--version") or "").split("release ")[-1].split("\n")[0] or None,
         "cxx": (_command("c++", "--version") or "").split("\n")[0] or None,
         "utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    if commit is None:
+        changes = _command(*git, "status", "--porcelain", "--untracked-files=no", ".")
+        facts["uncommitted_changes"] = bool(changes)
     if with_device:
         from cake_shared.emulator.conformance.device import Device
 

@@ -191,6 +191,15 @@ def test_halved_units(emulated, layout):
         assert torch.equal(whole, halved)
 
 
+@pytest.mark.parametrize("layout", [("k", "k"), ("m", "n")], ids="".join)
+def test_one_cluster_walks_many_units(emulated, layout):
+    """Stages and results go on from unit to unit, over batches."""
+    package = emulated("sm_90a")
+    package.options = Options(order="lazy")
+    for stage in ("wide_out", "broad_out"):
+        compute(package, "sm_90a", (2, 600, 136, 200), layout, stage=stage, pieces=1, multiprocessors=2)
+
+
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_transposed_result(emulated, architecture, dtype):

@@ -45,6 +45,19 @@ def test_a_dump_may_be_of_a_part(file, capsys):
     assert "argument 0, 64 of 4096 elements from 0 on: [2.5 " in shown
 
 
+def test_a_trace_is_of_one_warp_or_of_a_cta(file, capfd):
+    arguments = ["run", file, "--kernel", "store", "--grid", "2", "--block", "64", "--arg", "f32:64", "--arg", "2.5"]
+    assert main([*arguments, "--trace", "1,1"]) == 0
+    one = capfd.readouterr().err.splitlines()
+    assert len(one) == 7
+    assert all(line.startswith("cta 1 warp 1 ") for line in one)
+    assert main([*arguments, "--trace", "1"]) == 0
+    both = capfd.readouterr().err.splitlines()
+    assert len(both) == 14
+    assert {line.split()[3] for line in both} == {"0", "1"}
+    assert main([*arguments, "--trace", "1,1,1"]) == 2
+
+
 def test_the_kernels_are_listed(file, capsys):
     assert main(["list", file]) == 0
     shown = capsys.readouterr().out

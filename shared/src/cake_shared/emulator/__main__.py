@@ -32,7 +32,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 def _pair(text: str) -> tuple[int, int]:
     values = _sizes(text)
     if len(values) != 2:
-        raise argparse.ArgumentTypeError("takes CTA,WARP")
+        raise argparse.ArgumentTypeError(f"takes two whole numbers with a comma between, got {text!r}")
     return values[0], values[1]
 
 
@@ -96,7 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--seed", type=int, default=0, help="of `--order random` and of `normal` arrays (0)")
     run.add_argument("--detect", choices=("all", "cheap", "none"), default="all", help="which detectors watch (all)")
     run.add_argument("--threads", type=int, default=1, help="threads that the CTAs are spread over (1)")
-    run.add_argument("--trace", type=_pair, metavar="CTA,WARP", help="print every instruction of one warp to stderr")
+    run.add_argument(
+        "--trace",
+        type=_sizes,
+        metavar="CTA[,WARP]",
+        help="print every instruction of one warp, or of all warps of a CTA, to stderr",
+    )
     run.add_argument("--stop", type=int, metavar="LINE", help="stop when a PTX line is reached")
     run.add_argument(
         "--dump",

@@ -45,7 +45,8 @@ class Options:
     profile
         Count bank conflicts.
     trace
-        None, or (linear CTA index, warp index): print every instruction of that warp to stderr.
+        None, (linear CTA index, warp index) or (linear CTA index,): print every instruction of that warp, or of all of
+        that CTA's, to stderr.
     stop_line
         Raise `Stop` when a PTX line is reached.
     dump_shared, dump_tensor
@@ -59,7 +60,7 @@ class Options:
     guard_bytes: int = 0
     max_instructions: int | None = None
     profile: bool = False
-    trace: tuple[int, int] | None = None
+    trace: tuple[int, ...] | None = None
     stop_line: int | None = None
     dump_shared: tuple[int, int] | None = None
     dump_tensor: tuple[int, int] | None = None
@@ -72,6 +73,8 @@ class Options:
             raise ValueError(f"detect takes one of {', '.join(_DETECT)}, got {self.detect!r}")
         if self.threads < 1:
             raise ValueError(f"threads takes a positive number, got {self.threads}")
+        if self.trace is not None and len(self.trace) not in (1, 2):
+            raise ValueError(f"trace takes (CTA, warp) or (CTA,), got {self.trace!r}")
         if self.guard_bytes < 0:
             raise ValueError(f"guard_bytes takes 0 or a positive number, got {self.guard_bytes}")
 
@@ -324,7 +327,7 @@ class Module:
             seed=options.seed,
             max_instructions=options.max_instructions or _DEFAULT_MAX_INSTRUCTIONS,
             trace_cta=options.trace[0] if options.trace else -1,
-            trace_warp=options.trace[1] if options.trace else -1,
+            trace_warp=options.trace[1] if options.trace and len(options.trace) > 1 else -1,
             stop_line=options.stop_line or 0,
             dump_shared=(ctypes.c_uint32 * 2)(*(options.dump_shared or (0, 0))),
             dump_tensor=(ctypes.c_uint32 * 2)(*(options.dump_tensor or (0, 0))),

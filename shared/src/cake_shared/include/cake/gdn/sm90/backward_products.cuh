@@ -1,11 +1,12 @@
-// What the native programs share: roles of warpgroups, named barriers, and the products of a chunk as they lie in shared memory.
+// What the native programs of the backward pass share: copies of rows, and the products of a chunk whose operands lie as they are stored.
 #pragma once
 
 #include "cake/gdn/any/tile_copy.cuh"
 #include "cake/gdn/sm90/backward_params.h"
-#include "cake/pipe/ring.cuh"
 #include "cake/ptx/bulk_copy.cuh"
 #include "cake/ptx/cta.cuh"
+#include "cake/ptx/grid_dependency.cuh"
+#include "cake/ptx/mbarrier.cuh"
 #include "cake/ptx/wgmma.cuh"
 
 namespace cake::gdn::sm90 {
@@ -35,13 +36,6 @@ __device__ __forceinline__ void copy_rows(char* shared_tile, const TokenRows& ro
 
 // The warp's index as a value that the compiler knows to be uniform.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
-
-// The lane's number, read where it is asked for: what follows from it takes no registers through the loop around.
-__device__ __forceinline__ int lane_anew() {
-  int lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
 
 using Fragment = float[32];  // 64 x 64 of a warpgroup
 

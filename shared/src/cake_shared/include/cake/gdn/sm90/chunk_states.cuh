@@ -4,6 +4,7 @@
 //
 // reads   k, v, T, scalars, initial states, entry states of segments
 // writes  S0 and V' of every chunk as BF16 tiles
+// start   beside value_gradients, before which all that this reads was made: it waits for its predecessor when it is done
 // barriers  full[stage]: rows and tiles arrived; free[stage]: the warpgroup is past the stage and its copies out of it have read it
 //           named 1, 2: a warpgroup's staging is free | S0 staged | V' staged
 #pragma once

@@ -23,7 +23,7 @@ def cases():
     spec = importlib.util.spec_from_file_location("test_kcp_cuda", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return {name: case for name, case in module.CASES.items() if len(case[1]) == 1}
+    return module.TWO_RANKS
 
 
 def rule(*arguments, **keywords):

@@ -38,6 +38,8 @@ CASES = {
     "an empty rank inside": ((250,), (50, 50, 200)),
     "segments": ((9000, 4000), (8500,)),
 }
+# Over NCCL: what takes float64 no time.
+TWO_RANKS = {name: case for name, case in CASES.items() if len(case[1]) == 1 and sum(case[0]) < 1000}
 OPTIONS = {
     "use_qk_l2norm_in_kernel": True,
     "use_gate_in_kernel": True,
@@ -195,7 +197,7 @@ def test_two_gpus_over_nccl(tmp_path):
             process.kill()
     assert codes == [0, 0]
     spoken = [torch.load(tmp_path / f"results_{rank}.pt") for rank in range(2)]
-    for name, (lengths, _) in {k: v for k, v in CASES.items() if len(v[1]) == 1}.items():
+    for name, (lengths, _) in TWO_RANKS.items():
         case = packed(base(sum(lengths), 2, 4), lengths)
         together = {x: torch.cat([ranks[name][x] for ranks in spoken], 1) for x in TOKEN_RESULTS}
         assert_near_float64(together, case)

@@ -34,8 +34,8 @@ __device__ inline int32_t inclusive_warp_sum(int32_t value, int lane) {
 }
 
 // Writes the arrays and returns the pack's faults; those of a malformed pack are the arrays of as many empty sequences. A
-// thread owns the sequences [t * share, (t + 1) * share), whose sums a scan of the CTA joins. All threads call it; what they wrote
-// is theirs until the next barrier.
+// thread owns the sequences [t * share, (t + 1) * share), whose sums a scan of the CTA joins. All threads call it; what they
+// wrote is theirs until the next barrier.
 template <int kThreads>
 __device__ inline int32_t scan_offsets(const PackOffsetsParams& p, const OffsetArrays& to, OffsetScanSmem<kThreads>& smem) {
   const int32_t sequences = p.tables.sequences;

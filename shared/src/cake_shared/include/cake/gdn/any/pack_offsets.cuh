@@ -4,8 +4,8 @@
 #include "cake/ptx/grid_dependency.cuh"
 
 // pack_offsets_any: token_offsets = cu_seqlens if it starts at 0, never decreases and ends within the buffer, else all 0;
-// chunk_offsets, segment_offsets: prefix sums of chunks_of and segments_of over the sequences. For packs of more sequences than every
-// CTA of the prologue would want to read for itself.
+// chunk_offsets, segment_offsets: prefix sums of chunks_of and segments_of over the sequences. For packs of more sequences than
+// every CTA of the prologue would want to read for itself.
 // reads   cu_seqlens (int32 or int64), each element up to three times
 // writes  the three offset arrays and status; error_word of a malformed pack
 // order   one CTA, see scan_offsets. Integers: any order gives the same

@@ -49,8 +49,8 @@ __device__ __forceinline__ bool forgets(const float* scalars, int32_t first_chun
   return sum <= kForgotten;
 }
 
-// The sequence whose first token at a multiple of kSegmentedAboveTokens in its row is that of `stretch`, if it has several segments:
-// every such sequence has one, and no two have the same. Else sequence -1.
+// The sequence whose first token at a multiple of kSegmentedAboveTokens in its row is that of `stretch`, if it has several
+// segments: every such sequence has one, and no two have the same. Else sequence -1.
 __device__ __forceinline__ SegmentPlace long_sequence_at(const PackTables& tables, const Heads& heads, uint32_t stretch) {
   using cake::work::kSegmentedAboveTokens;
   const uint32_t stretches = static_cast<uint32_t>(segment_stretches_of(heads.tokens_per_row));

@@ -23,8 +23,8 @@ using host::TensorView;
 // Rows of tables are addressed with 32 bits, and an item count must not wrap while a chunk's tokens are added to it.
 inline constexpr int64_t kMaxItems = std::numeric_limits<int32_t>::max() - kChunkTokens;
 
-// The one buffer of all tables, laid out as cake_shared.gdn.cuda.tables.TablePlan states: status (4 words), chunks, segments, then
-// token, chunk and segment offsets.
+// The one buffer of all tables, laid out as cake_shared.gdn.cuda.tables.TablePlan states: status (4 words), chunks, segments,
+// then token, chunk and segment offsets.
 inline PackTables tables_in(int32_t* words, int64_t sequences, int64_t chunks, int64_t segments) {
   constexpr int64_t kStatusWords = 4, kEntryWords = 4;
   PackTables tables{};
@@ -123,8 +123,8 @@ void launch_stage(host::KernelRef<Params> kernel, int64_t ctas, int threads, uin
   host::launch(kernel, config, params);
 }
 
-// The first launches of a call. Of `p` the caller fills the gates, the sums, the results and, with key heads, the rows to normalise.
-// Where tables, sums and rows are made, only what no chunk writes is left.
+// The first launches of a call. Of `p` the caller fills the gates, the sums, the results and, with key heads, the rows to
+// normalise. Where tables, sums and rows are made, only what no chunk writes is left.
 inline void launch_prologue(const Pack& pack, PrologueParams p, bool made, int64_t stream) {
   p.pack = pack.offsets;
   p.value_heads = static_cast<int32_t>(pack.heads);

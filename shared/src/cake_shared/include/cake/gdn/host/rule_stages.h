@@ -17,7 +17,8 @@ inline Uncovered uncovered(std::initializer_list<ResultRows> results, const Stat
   return found;
 }
 
-// Makes the groundwork, or takes the one that there is, and writes what no chunk writes; q and k are the normalised ones from here on.
+// Makes the groundwork, or takes the one that there is, and writes what no chunk writes; q and k are the normalised ones from
+// here on.
 inline void launch_up_to_wy(RuleCall& call, const Uncovered& results) {
   const Pack& pack = call.pack;
   PrologueParams p{};
@@ -47,12 +48,14 @@ inline void launch_segment_states(const RuleCall& call, host::KernelRef<SegmentS
                                    call.slots_per_row});
 }
 
-// o [B, T, HV, 128] and, where given, the final states; `entries` FP32 [slots, HV, 128, 128] receives the entry states of segments.
+// o [B, T, HV, 128] and, where given, the final states; `entries` FP32 [slots, HV, 128, 128] receives the entry states of
+// segments.
 // Returns 0, or the bits of RowsOf whose rows must be copied first; nothing was launched then.
 inline int64_t rule_forward(TensorView q, TensorView k, TensorView v, TensorView g, TensorView beta, OptionalTensor initial_state,
                             OptionalTensor a_log, OptionalTensor dt_bias, OptionalTensor cu_seqlens, TensorView o,
                             OptionalTensor final_state, OptionalTensor entries, TensorView groundwork,
-                            OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps, int64_t stream) {
+                            OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale,
+                            int64_t warps, int64_t stream) {
   RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const bool v_first = call.has(kStateVFirst);
   const TokenRows values = check_rows("v", v, call.pack, call.pack.heads, call.device, kRowsOfV, call.misaligned);

@@ -20,7 +20,6 @@ from cake_shared.bench.gemm_tables import (
 from cake_shared.bench.gpu import enqueue_microseconds
 from cake_shared.bench.gpu_suite import MODES, GpuSuite
 from cake_shared.bench.result import Table
-from cake_shared.errors import UnsupportedArchError
 
 PUBLISHED = Path(__file__).parent / "results" / "published_sm107a.csv"
 READING = (
@@ -61,7 +60,7 @@ def host_time():
             call = make()
             call()
             micros[name] = enqueue_microseconds(call)
-        except UnsupportedArchError as error:
+        except RuntimeError as error:  # a figure less, not all of them
             print(f"{name}: {error}", file=sys.stderr)
     rows = [[name, f"{value:.1f} us"] for name, value in micros.items()]
     note = "Least mean of 50 calls over 20 tries, 64 x 64 x 64: the host's time until the call returns."

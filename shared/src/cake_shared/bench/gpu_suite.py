@@ -117,11 +117,15 @@ class GpuSuite:
                 }
             figures[name] = found
         tables = list(self.tables(figures))
-        data: dict[str, object] = {"cells": figures, "refused": list(refused.values())}
+        data: dict = {"cells": figures, "refused": list(refused.values())}
         if self.grid:
             data["grid"] = self.grid(figures)
         for finding in self.findings:
-            table, found = finding()
+            try:
+                table, found = finding()
+            except RuntimeError as error:  # what was timed is kept
+                data["refused"].append(f"a finding failed: {type(error).__name__}: {error}")
+                continue
             tables.append(table)
             data[table.title] = found
         before, after = runs[0]["before"], runs[1]["after"]

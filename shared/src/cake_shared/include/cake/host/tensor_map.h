@@ -78,9 +78,22 @@ TensorMap encode_tensor_map(const char* name, const TensorBox<kRank>& what) {
   TensorMap map;
   uint32_t ones[kRank];
   for (uint32_t& step : ones) step = 1;
-  const int status = detail::encode_tiled()(&map, static_cast<int>(what.type), kRank, const_cast<void*>(what.address),
-                                            what.extents, what.strides_bytes, what.box, ones, 0,
-                                            static_cast<int>(what.swizzle), static_cast<int>(what.l2), 0);
+  const auto encode = [&] {
+    return detail::encode_tiled()(&map, static_cast<int>(what.type), kRank, const_cast<void*>(what.address), what.extents,
+                                  what.strides_bytes, what.box, ones, 0, static_cast<int>(what.swizzle),
+                                  static_cast<int>(what.l2), 0);
+  };
+  int status = encode();
+#ifndef CAKE_EMULATOR
+  // A thread that has not used its device yet, such as autograd's, has no current context, which the driver asks for.
+  constexpr int kInvalidContext = 201;
+  if (status == kInvalidContext) {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaSetDevice(device), "cudaSetDevice");
+    status = encode();
+  }
+#endif
   if (status != 0) {
     TVM_FFI_THROW(RuntimeError) << name << ": no tensor map for these extents and strides (driver error " << status << ")";
   }

@@ -172,7 +172,8 @@ def environment(with_device: bool, commit: str | None = None) -> dict:
         from cake_shared.emulator.conformance.device import Device
 
         facts |= Device().describe()
-        facts["driver"] = _command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        drivers = _command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
+        facts["driver"] = drivers.split("\n")[0]  # one line a GPU
     return facts
 
 

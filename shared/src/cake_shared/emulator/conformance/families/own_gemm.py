@@ -62,10 +62,10 @@ def _det(recorder: Recorder) -> None:
 
 def _router(recorder: Recorder) -> None:
     import torch
-    from dense_projection_det_gemm.cuda_router_plan import plan_router_cuda
 
     from cake_shared.gemm.problem import RouterProblem
     from dense_projection_det_gemm.cuda import GemmBackend
+    from dense_projection_det_gemm.cuda_router_plan import plan_router_cuda
 
     backend = GemmBackend(recorder.module, "sm_90a", MULTIPROCESSORS, lambda: 0)
     generator = torch.Generator().manual_seed(0)

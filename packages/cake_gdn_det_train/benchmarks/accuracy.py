@@ -53,6 +53,15 @@ CASES = (
 )
 
 
+def one_configuration():
+    """Lets Triton take the first configuration of each kernel: choosing among them by time compiles for minutes."""
+    try:
+        from triton.runtime.autotuner import Autotuner
+    except ImportError:  # then no peer is there either
+        return
+    Autotuner.prune_configs = lambda self, kwargs: self.configs[:1]
+
+
 def make_case(lengths, gate: str, beta_dtype: torch.dtype) -> GdnCase:
     """A pack with initial states and gradients of its final states, on the GPU."""
     case = packed(base(sum(lengths), HEADS, VALUE_HEADS, gate=gate), lengths)
@@ -185,6 +194,7 @@ def main() -> int:
     parser.add_argument("--commit", default="", help="commit of this tree where git cannot say it")
     options = parser.parse_args()
     begin = time.monotonic()
+    one_configuration()
     peers, missing = installed_peers(("FLA",))
     arms = [GdnArm("ours", chunk_gated_delta_rule, torch.int32, cake_gdn_det_train.__version__), *peers]
     environment = describe_gpu(Path(__file__).resolve().parents[3], options.commit)

@@ -103,9 +103,10 @@ def main() -> int:
     manifest = json.loads((jit.build_module(PACKAGE, target.name) / "manifest.json").read_text())
     begin = time.monotonic()
     started = {tool: start(tool) for tool in TOOLS}
-    found = {
-        tool: verdict(tool, process, begin + options.seconds - time.monotonic()) for tool, process in started.items()
-    }
+    found = {}
+    for tool, process in started.items():
+        found[tool] = verdict(tool, process, begin + options.seconds - time.monotonic())
+        print(f"{tool}: {found[tool][0]}", flush=True)
     result = {
         "what": "compute-sanitizer on forward and backward, every allocation its own",
         "gpu": torch.cuda.get_device_name(),

@@ -82,7 +82,9 @@ class GdnBench:
         parser = argparse.ArgumentParser(description=f"Measures {self.package} beside its peers on a GPU.")
         parser.add_argument("--write", action="store_true", help="write the result file of this package and GPU")
         parser.add_argument("--out", type=Path, help="write the result to this file instead")
-        parser.add_argument("--budget", type=float, default=300.0, help="seconds that all of it may take (300)")
+        parser.add_argument(
+            "--budget", type=float, default=300.0, help="seconds to spend (300); at least half on times"
+        )
         parser.add_argument("--workloads", default="", help="only those with one of these texts, separated by ;")
         parser.add_argument("--operations", default=",".join(OPERATIONS), help="of fwd,fwd+bwd,ckpt")
         parser.add_argument("--betas", default=",".join(BETAS), help="of FP32,BF16")
@@ -151,7 +153,8 @@ class GdnBench:
             table, figures = finding()
             tables.append(table)
             data[table.title] = figures
-        half = (begin + options.budget - _RESERVE_SECONDS - time.monotonic()) / 2
+        least = options.budget / 4  # however long the preparation took: without times it is worth nothing
+        half = max((begin + options.budget - _RESERVE_SECONDS - time.monotonic()) / 2, least)
         runs = [session.run(cases, 0.8 * half, 1.1 * half)]
         release()
 
@@ -177,7 +180,7 @@ class GdnBench:
         failures = [*missing, *session.failures]
         keep(result([*failures, "only the first order was measured"]))
         print(f"first order: {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-        left = begin + options.budget - _RESERVE_SECONDS - time.monotonic()
+        left = max(begin + options.budget - _RESERVE_SECONDS - time.monotonic(), least)
         answer = self._ask(second, request, {"admitted": session.admitted, "seconds": left})
         runs.append(answer["found"])
         failures += [text for text in answer["failures"] if text not in failures]

@@ -138,9 +138,9 @@ def summary_table(cases: dict[str, dict], ours: str) -> Table:
                 if any(row[2:]):
                     rows.append(row)
     note = (
-        "Geometric mean over the timed workloads of an arm's time over ours, and cells in which ours is not faster "
-        f"than it. The arm '{DETERMINISTIC}' is ours under torch.use_deterministic_algorithms(True): its bits were compared "
-        "with those without it in every workload."
+        "Geometric mean over the timed workloads of an arm's time over ours, and cells in which ours is not "
+        f"faster than it. The arm '{DETERMINISTIC}' is ours under torch.use_deterministic_algorithms(True): its bits "
+        "were compared with those without it in every workload."
     )
     return Table("Peers' time over ours, over the timed workloads", columns, rows, note)
 

@@ -278,9 +278,9 @@ class RuleBackend:
         if final is None:
             final = out.new_empty((0, inputs.v.shape[2], HEAD_DIM, HEAD_DIM), dtype=torch.float32)
         if tape is None:
-            tape = out.new_empty(TAPE_HEAD, dtype=torch.float32)
+            tape = out.new_zeros(TAPE_HEAD, dtype=torch.float32)
         if groundwork is None:
-            groundwork = out.new_empty(TAPE_HEAD, dtype=torch.uint8)
+            groundwork = out.new_zeros(TAPE_HEAD, dtype=torch.uint8)
         return out, final, tape, groundwork
 
     def backward(

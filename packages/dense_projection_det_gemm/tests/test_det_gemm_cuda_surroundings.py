@@ -1,6 +1,7 @@
 """The CUDA programs among what surrounds them: graphs, streams, devices, compile, checkpointing, modules, errors."""
 
 import contextlib
+import threading
 
 import pytest
 import torch
@@ -175,6 +176,26 @@ def test_a_device_that_is_not_current():
             assert_bitwise_equal(actual, value)
     with pytest.raises(ValueError, match=r"w: got device cuda:1, takes the device of x, cuda:0"):
         det.projection_forward(x, w.to("cuda:1"))
+
+
+def test_the_first_use_of_the_gpu_in_a_thread():
+    """A fresh thread, as autograd's is, has no current context; what it is given to do allocates nothing before."""
+    g, x = normal(200, 72), normal(200, 136, seed=1)
+    out, failures = torch.zeros(72, 136, device="cuda"), []
+
+    def work():
+        try:
+            det.projection_wgrad(g, x, out=out, accumulate=True)
+        except RuntimeError as error:
+            failures.append(error)
+
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    assert not failures
+    assert_near(out, oracle.wgrad(g, x), 5e-6)
 
 
 def leaves(*tensors):

@@ -12,6 +12,11 @@
 namespace cake::gemm::any {
 
 inline constexpr int kThreads = 256;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 1070
+inline constexpr int kCtasPerMultiprocessor = 1;  // held to two, nvcc 13.5 spills here
+#else
+inline constexpr int kCtasPerMultiprocessor = 2;
+#endif
 inline constexpr int kStages = 3;
 inline constexpr int kTile = 128;  // rows and columns
 inline constexpr int kTileBytes = kTile * kBlockK * 2;
@@ -160,7 +165,7 @@ __device__ __forceinline__ void run_unit(Smem& smem, const PortableParams& p, co
 
 namespace cake::gemm {
 
-extern "C" __global__ void __launch_bounds__(any::kThreads, 2) gemm_out_any(const __grid_constant__ PortableParams p) {
+extern "C" __global__ void __launch_bounds__(any::kThreads, any::kCtasPerMultiprocessor) gemm_out_any(const __grid_constant__ PortableParams p) {
   extern __shared__ __align__(1024) char shared_bytes[];
   auto& smem = *reinterpret_cast<any::Smem*>(shared_bytes);
   ptx::launch_dependents();

@@ -164,6 +164,9 @@ def test_const_and_uninitialised_global_memory():
     a = np.zeros(1, np.uint32)
     with pytest.raises(ConstWrite, match="parameter 0"):
         m.launch("k", 1, 1, [m.const(a)])
+    read_only = np.broadcast_to(a, (1,))
+    with pytest.raises(ConstWrite, match="parameter 0"):
+        m.launch("k", 1, 1, [read_only])
     with pytest.raises(UninitialisedRead, match="byte 0 of parameter 0"):
         m.launch("k", 1, 1, [m.uninit(a)])
     m.launch("k", 1, 1, [a])

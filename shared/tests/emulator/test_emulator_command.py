@@ -80,6 +80,10 @@ def test_a_detector_that_fires_gives_status_one(file, capsys):
         (["--kernel", "store", "--arg", "many"], "--arg 0: takes a number or DTYPE:COUNT, got 'many'"),
         (["--kernel", "store", "--arg", "f32:4:nowhere"], "nowhere"),
         (["--kernel", "store", "--block", "4", "--arg", "f32:4", "--arg", "1", "--dump", "1"], "--dump: got 1, takes"),
+        (["--kernel", "nothing", "--stop", "9999"], "--stop: no warp came to an instruction of PTX line 9999"),
+        (["--kernel", "nothing", "--trace", "1"], "--trace: got CTA 1, takes 0 to 0"),
+        (["--kernel", "nothing", "--block", "64", "--trace", "0,2"], "--trace: got warp 2, takes 0 to 1"),
+        (["--kernel", "nothing", "--dump-shared", "0,4"], "--dump-shared: takes effect at a stop"),
     ],
 )
 def test_wrong_arguments_end_with_a_sentence(file, arguments, message, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from pathlib import Path
@@ -128,6 +129,21 @@ def _load(path: Path, target: str, flags: tuple[str, ...]) -> tuple[Module, list
     return Module.from_ptx(text, target, path.name), text.splitlines()
 
 
+def _check_wishes(arguments: argparse.Namespace, values: list) -> None:
+    """Raise for what the command line asks to see and the launch does not have."""
+    ctas, threads = math.prod(arguments.grid), math.prod(arguments.block)
+    if arguments.trace is not None:
+        for what, index, limit in zip(("CTA", "warp"), arguments.trace, (ctas, -(-threads // 32)), strict=False):
+            if not 0 <= index < limit:
+                raise ValueError(f"--trace: got {what} {index}, takes 0 to {limit - 1}")
+    for name in ("dump_shared", "dump_tensor"):
+        if getattr(arguments, name) is not None and arguments.stop is None:
+            raise ValueError(f"--{name.replace('_', '-')}: takes effect at a stop, and --stop is not given")
+    for position in (dump[0] for dump in arguments.dump):
+        if position not in range(len(values)) or not isinstance(values[position], np.ndarray):
+            raise ValueError(f"--dump: got {position}, takes the position, from 0, of an array among the --arg")
+
+
 def _run(arguments: argparse.Namespace) -> int:
     module, lines = _load(arguments.file, arguments.target, tuple(arguments.flag))
     kernel = arguments.kernel
@@ -142,6 +158,7 @@ def _run(arguments: argparse.Namespace) -> int:
             values.append(_array(f"--arg {position}", spec, rng))
         else:
             values.append(_number(f"--arg {position}", spec))
+    _check_wishes(arguments, values)
     options = Options(
         order=arguments.order,
         seed=arguments.seed,
@@ -165,12 +182,12 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     if report.printf:
         print(report.printf, end="")
+    if arguments.stop is not None:
+        raise ValueError(f"--stop: no warp came to an instruction of PTX line {arguments.stop}")
     print(report.table())
     for line, count in sorted(report.by_line.items(), key=lambda item: -item[1])[: arguments.lines]:
         print(f"{count:>12}  {line:>6}  {lines[line - 1].strip()}")
     for position, first, count in ((*dump, *_DUMP[len(dump) :])[:3] for dump in arguments.dump):
-        if position not in range(len(values)) or not isinstance(values[position], np.ndarray):
-            raise ValueError(f"--dump: got {position}, takes the position, from 0, of an array among the --arg")
         part = values[position][first : first + count]
         shown = np.array2string(part, threshold=max(part.size, 1))
         print(f"argument {position}, {part.size} of {values[position].size} elements from {first} on: {shown}")

@@ -233,8 +233,8 @@ class Module:
         grid, block, cluster
             Shapes, x first. The cluster's default is what the kernel requires, else one CTA.
         params
-            One value a parameter: NumPy arrays or torch CPU tensors for pointers (registered for this launch), numbers,
-            NumPy scalars, bytes for structs.
+            One value a parameter: NumPy arrays or torch CPU tensors for pointers (registered for this launch, read-only
+            ones as const), numbers, NumPy scalars, bytes for structs.
         smem_bytes
             Dynamic shared memory.
         allocations

@@ -73,10 +73,11 @@ def span_of(array: object) -> tuple[int, int]:
 
 
 def region_of(array: object, name: str) -> Region:
-    """Return the region that an array, or one marked as const or uninitialised, stands for."""
+    """Return the region of an array, or of one marked as const or uninitialised; a read-only array is const."""
     marked = array if isinstance(array, Marked) else Marked(array)
     address, size = span_of(marked.array)
-    return Region(address, size, name, marked.const, marked.written, marked)
+    read_only = isinstance(marked.array, np.ndarray) and not marked.array.flags.writeable
+    return Region(address, size, name, marked.const or read_only, marked.written, marked)
 
 
 def _address_of(array: object) -> int:

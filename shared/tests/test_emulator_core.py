@@ -335,3 +335,55 @@ def test_counters_of_bank_conflicts():
         for words in (1, 2, 3, 32)
     }
     assert conflicts == {1: 0, 2: 1, 3: 0, 32: 31}
+
+
+@pytest.mark.parametrize(
+    ("form", "values", "wanted"),
+    [
+        ("max.abs.f32", [-5.0, 3.0], 0x40A00000),
+        ("min.abs.f32", [-5.0, 3.0], 0x40400000),
+        ("min.f32", [0.0, -0.0], 0x80000000),
+        ("min.f32", [-0.0, 0.0], 0x80000000),
+        ("max.f32", [float("nan"), 2.0], 0x40000000),
+        ("max.NaN.f32", [2.0, float("nan")], 0x7FFFFFFF),
+        ("max.f32", [float("nan"), float("nan")], 0x7FFFFFFF),
+    ],
+)
+def test_redux_of_floats(form, values, wanted):
+    """Every lane counts alike, the first one too; one pattern for NaN, -0 below +0."""
+    text = f""".version 8.7
+.target sm_100a
+.address_size 64
+.visible .entry k(.param .u64 a)
+{{
+  .reg .b64 %rd<4>; .reg .b32 %r<4>; .reg .f32 %f<3>;
+  ld.param.u64 %rd1, [a];
+  mov.u32 %r1, %tid.x;
+  mul.wide.u32 %rd2, %r1, 4;
+  add.u64 %rd3, %rd1, %rd2;
+  ld.global.f32 %f1, [%rd3];
+  redux.sync.{form} %f2, %f1, 0xffffffff;
+  st.global.f32 [%rd3], %f2;
+  ret;
+}}
+"""
+    a = np.array(values * 16, np.float32)
+    Module.from_ptx(text, "sm_100a").launch("k", 1, 32, [a])
+    assert set(a.view(np.uint32).tolist()) == {wanted}
+
+
+@pytest.mark.parametrize("shape", [{"grid": 2**32 + 1}, {"block": 2**32 + 32}, {"cluster": 2**32 + 1}])
+def test_sizes_do_not_wrap(shape):
+    m = module("", "")
+    with pytest.raises(ValueError, match="takes one to three sizes below 2\\^32"):
+        m.launch("k", **{"grid": 1, "block": 32, **shape})
+    with pytest.raises(LaunchError, match="smem_bytes"):
+        m.launch("k", 1, 32, smem_bytes=2**32 + 16)
+    with pytest.raises(LaunchError, match="65 threads along dimension 2 of the block"):
+        m.launch("k", 1, (1, 1, 65))
+
+
+def test_arrays_of_python_objects_are_refused():
+    m = module("", ".param .u64 a")
+    with pytest.raises(TypeError, match="holds Python objects"):
+        m.launch("k", 1, 32, [np.empty(4, object)])

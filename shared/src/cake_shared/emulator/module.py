@@ -106,9 +106,10 @@ def _limits(target: Target) -> native.Limits:
 
 
 def _triple(value: int | tuple, name: str) -> tuple[int, int, int]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    if not 1 <= len(values) <= 3 or not all(isinstance(v, (int, np.integer)) and v >= 0 for v in values):
-        raise ValueError(f"{name} takes one to three sizes, got {value!r}")
+    values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    sizes = all(isinstance(v, (int, np.integer)) and 0 <= v < 1 << 32 for v in values)
+    if not 1 <= len(values) <= 3 or not sizes:
+        raise ValueError(f"{name} takes one to three sizes below 2^32, got {value!r}")
     return tuple(int(v) for v in values) + (1,) * (3 - len(values))
 
 
@@ -304,7 +305,7 @@ class Module:
         shape = _triple(cluster, "cluster")
         if shape[0] == 0:
             shape = declared if declared[0] else (1, 1, 1)
-        if smem_bytes < 0:
+        if not 0 <= smem_bytes < 1 << 32:
             raise LaunchError(f"smem_bytes is {smem_bytes}", kernel=kernel)
         table = (native.Allocation * len(regions))()
         for entry, region in zip(table, regions, strict=True):

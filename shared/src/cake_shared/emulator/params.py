@@ -54,9 +54,13 @@ def span_of(array: object) -> tuple[int, int]:
     Raises
     ------
     TypeError
-        It is neither, or the tensor is not on the CPU.
+        It is neither, holds Python objects, or is a tensor that is not on the CPU.
     """
     if isinstance(array, np.ndarray):
+        if array.dtype.hasobject:
+            raise TypeError(
+                f"an array of numbers is expected, got one of dtype {array.dtype}, which holds Python objects"
+            )
         if array.size == 0:
             return array.ctypes.data, 0
         reach = [(size - 1) * stride for size, stride in zip(array.shape, array.strides, strict=True)]

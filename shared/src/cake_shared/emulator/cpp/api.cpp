@@ -122,6 +122,7 @@ void check_limits(const Program& p, const CakeEmuLaunch& l) {
     if (l.cluster[k] == 0) refuse(of + "cluster is 0");
     if (l.grid[k] % l.cluster[k]) refuse("the grid is no multiple of the cluster");
     if (k > 0 && l.grid[k] > 65535) refuse(at_most(l.grid[k], ("CTAs along " + of + "grid").c_str(), 65535));
+    if (k == 2 && l.block[k] > 64) refuse(at_most(l.block[k], ("threads along " + of + "block").c_str(), 64));
     threads *= l.block[k];
     ctas *= l.cluster[k];
     if (p.required_threads[0] && p.required_threads[k] != l.block[k]) refuse("the kernel requires another block shape");

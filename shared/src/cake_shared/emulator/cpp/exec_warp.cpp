@@ -85,25 +85,35 @@ void h_match(Warp& w, const Ins& i) {
 }
 
 enum Redux : u32 { kAdd, kMin, kMax, kAnd, kOr, kXor };
+
+// Minimum or maximum of two numbers, or of a number and a NaN, in any order the same; -0 is below +0.
+float least_or_most(u32 op, bool keeps_nan, float a, float b) {
+  const float canonical_nan = std::bit_cast<float>(0x7fffffffu);
+  if (a != a || b != b) return keeps_nan || (a != a && b != b) ? canonical_nan : a != a ? b : a;
+  if (a == b) {
+    const u32 x = std::bit_cast<u32>(a), y = std::bit_cast<u32>(b);
+    return std::bit_cast<float>(op == kMin ? x | y : x & y);
+  }
+  return op == kMin ? std::min(a, b) : std::max(a, b);
+}
+
 template <class T>
 void h_redux(Warp& w, const Ins& i) {
   auto* a = w.slot<T>(i.a);
   T values[kLanes];
-  for (int l = 0; l < kLanes; ++l) values[l] = get<T>(a, l);
+  for (int l = 0; l < kLanes; ++l) {
+    values[l] = get<T>(a, l);
+    if constexpr (std::is_floating_point_v<T>) {
+      if (i.flags >> 5 & 1) values[l] = std::bit_cast<T>(std::bit_cast<u32>(values[l]) & 0x7fffffffu);
+    }
+  }
   for_groups(w, i, [&](u32 group) {
     T r = values[first_lane(group)];
+    if constexpr (std::is_floating_point_v<T>) r = least_or_most(i.flags & 15, i.flags >> 4 & 1, r, r);
     each_lane(group & (group - 1), [&](int l) {
       const T v = values[l];
       if constexpr (std::is_floating_point_v<T>) {
-        const bool nan = (i.flags >> 4 & 1) && (v != v || r != r);
-        const T x = i.flags >> 5 & 1 ? std::bit_cast<T>(std::bit_cast<u32>(v) & 0x7fffffffu) : v;
-        if (nan) {
-          r = std::bit_cast<T>(0x7fffffffu);
-        } else if (r != r) {
-          r = x;
-        } else if (x == x) {
-          r = (i.flags & 15) == kMin ? std::min(r, x) : std::max(r, x);
-        }
+        r = least_or_most(i.flags & 15, i.flags >> 4 & 1, r, v);
       } else {
         switch (i.flags & 15) {
           case kAdd: r = T(u32(r) + u32(v)); break;
@@ -115,9 +125,6 @@ void h_redux(Warp& w, const Ins& i) {
         }
       }
     });
-    if constexpr (std::is_floating_point_v<T>) {
-      if (i.flags >> 5 & 1) r = std::bit_cast<T>(std::bit_cast<u32>(r) & 0x7fffffffu);
-    }
     each_lane(group, [&](int l) { put<T>(w.slot<T>(i.d), l, r); });
   });
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cake_shared.emulator.conformance.families import (
+    atomic_floats,
     comparing,
     convert,
     floating,
@@ -29,6 +30,7 @@ SNIPPET_FAMILIES = {
     "fp64 arithmetic": (floating.double, COUNT_F64),
     "fp16 and bf16 arithmetic": (floating.half, COUNT),
     "comparisons and selects": (comparing.comparisons, COUNT),
+    "selects by a flushed float": (comparing.flushing_selects, COUNT),
     "integer conversions": (convert.integers, COUNT),
     "float and integer conversions": (convert.floats_and_integers, COUNT),
     "float conversions": (convert.floats, COUNT),
@@ -50,6 +52,7 @@ def _snippet_program(family: str) -> Program:
 PROGRAMS: list[Program] = [
     *(_snippet_program(family) for family in SNIPPET_FAMILIES),
     *kernels.PROGRAMS,
+    *atomic_floats.PROGRAMS,
     *matrix.PROGRAMS,
     *wgmma.PROGRAMS,
     *tensor.PROGRAMS,

@@ -27,6 +27,16 @@ T apply_integer(u32 op, T old, T b, T c) {
   }
 }
 
+// Sums of FP32: in global memory subnormals are zero, in shared memory they are kept.
+float add_float(float a, float b, bool flush) {
+  auto flushed = [&](float f) {
+    const u32 bits = std::bit_cast<u32>(f);
+    return flush && !(bits & 0x7f800000u) ? std::bit_cast<float>(bits & 0x80000000u) : f;
+  };
+  const float sum = flushed(flushed(a) + flushed(b));
+  return sum == sum ? sum : std::bit_cast<float>(0x7fffffffu);
+}
+
 template <class T>
 T apply_float(u32 op, T old, T b) {
   if (op == kAdd) return old + b;
@@ -68,7 +78,15 @@ void h_atomic(Warp& w, const Ins& i) {
       std::memcpy(old, &before, kBytes);
       std::memcpy(with, &source, kBytes);
       std::memcpy(other, &third, kBytes);
-      for (int e = 0; e < kPack; ++e) result[e] = apply<T>(i.flags & 15, old[e], with[e], other[e]);
+      for (int e = 0; e < kPack; ++e) {
+        if constexpr (std::is_same_v<T, float>) {
+          if ((i.flags & 15) == kAdd) {
+            result[e] = add_float(old[e], with[e], !in_arena(w, reinterpret_cast<u64>(p)));
+            continue;
+          }
+        }
+        result[e] = apply<T>(i.flags & 15, old[e], with[e], other[e]);
+      }
       std::memcpy(&after, result, kBytes);
       std::memcpy(p + k * kBytes, &after, kBytes);
       changed = changed || before != after;

@@ -257,11 +257,15 @@ void h_selp(Warp& w, const Ins& i) {
   for_lanes(w.mask, [&](int l) { d[l] = p >> l & 1 ? a[l] : b[l]; });
 }
 
-template <class T, class C>
+template <class T, class C, bool kFtz = false>
 void h_slct(Warp& w, const Ins& i) {
   auto *d = w.slot<T>(i.d), *a = w.slot<T>(i.a), *b = w.slot<T>(i.b);
   auto* c = w.slot<C>(i.c);
-  for_lanes(w.mask, [&](int l) { d[l] = get<C>(c, l) >= 0 ? a[l] : b[l]; });
+  for_lanes(w.mask, [&](int l) {
+    C by = get<C>(c, l);
+    if constexpr (kFtz) by = flush(by);
+    d[l] = by >= 0 ? a[l] : b[l];
+  });
 }
 
 }  // namespace
@@ -279,7 +283,7 @@ void register_predicate(DecoderTable& table) {
     i.fn = bytes_of(*t) == 8 ? h_selp<u64> : h_selp<u32>;
   });
   table.add("slct", [](Decoder& d, Ins& i) {
-    d.mods().take("ftz");
+    const bool ftz = d.mods().take("ftz");
     const auto t = d.mods().take_type(), c = d.mods().take_type();
     if (!t || !c) d.unsupported("types");
     i.d = d.dest(0, bytes_of(*t));
@@ -289,7 +293,8 @@ void register_predicate(DecoderTable& table) {
     if (*c == Type::S32) {
       i.fn = bytes_of(*t) == 8 ? h_slct<u64, i32> : h_slct<u32, i32>;
     } else if (*c == Type::F32) {
-      i.fn = bytes_of(*t) == 8 ? h_slct<u64, float> : h_slct<u32, float>;
+      if (ftz) i.fn = bytes_of(*t) == 8 ? h_slct<u64, float, true> : h_slct<u32, float, true>;
+      else i.fn = bytes_of(*t) == 8 ? h_slct<u64, float> : h_slct<u32, float>;
     }
   });
 }

@@ -158,3 +158,17 @@ def comparisons() -> list[Snippet]:
         )
     )
     return rows
+
+
+def flushing_selects() -> list[Snippet]:
+    """slct.ftz: a subnormal selector counts as zero of its sign, which is not below zero."""
+    return [
+        Snippet(
+            f"slct.ftz.{kind}.f32",
+            f"slct.ftz.{kind}.f32 {{d}}, {{a}}, {{b}}, {{c}};",
+            (kind, kind, "f32"),
+            (kind,),
+            lambda a, b, c: np.where(rd.flush_subnormals(widen(c, "f32"), rd.F32) >= 0, a, b),
+        )
+        for kind in ("b32", "b64")
+    ]

@@ -91,7 +91,7 @@ def start(options: argparse.Namespace) -> int:
     until = config.steps if options.stop_at is None else options.stop_at
     if not 1 <= until <= config.steps:
         raise ValueError(f"stop-at: got {until}, takes 1 to the number of steps, {config.steps}")
-    backend, reason = choose_backend(state["backend"] if state else options.backend)
+    backend, reason = choose_backend(state["backend"] if state else options.backend, config.head_dim)
     if state and not options.part:
         reason = "the run to be resumed began there"
     corpus = load_corpus(options.data, config.max_document)

@@ -3,18 +3,19 @@
 import torch
 
 from cake_shared.errors import UnsupportedArchError
+from cake_shared.gdn.cuda.plan import HEAD_DIM
 from cake_shared.program import require_programs
 from cake_shared.target import target_of
 from dense_projection_det_gemm.cuda import records_of
 
 
-def choose_backend(asked: str) -> tuple[str, str]:
-    """Picks "cpu" or "cuda" for `asked` ("auto", "cpu" or "cuda"); returns it with the reason.
+def choose_backend(asked: str, head_dim: int) -> tuple[str, str]:
+    """Picks "cpu" or "cuda" for `asked` ("auto", "cpu" or "cuda") and heads of that size; returns it with the reason.
 
     Raises
     ------
     ValueError
-        `asked` is "cuda" and torch sees no CUDA device.
+        `asked` is "cuda" and torch sees no CUDA device, or no CUDA program takes heads of that size.
     UnsupportedArchError
         `asked` is "cuda" and a stage has no program for the device's architecture.
     """
@@ -24,6 +25,10 @@ def choose_backend(asked: str) -> tuple[str, str]:
         if asked == "cuda":
             raise ValueError("backend: got cuda, takes cpu or auto here, torch sees no CUDA device")
         return "cpu", "torch sees no CUDA device"
+    if head_dim != HEAD_DIM:
+        if asked == "cuda":
+            raise ValueError(f"head_dim: got {head_dim}, takes {HEAD_DIM} with --backend cuda")
+        return "cpu", f"the CUDA programs take heads of {HEAD_DIM}, these have {head_dim}"
     try:
         name = require_gpu_programs()
     except UnsupportedArchError as problem:

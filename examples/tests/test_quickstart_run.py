@@ -201,17 +201,20 @@ def test_a_gpu_that_the_records_do_not_serve_is_named(monkeypatch):
         raise UnsupportedArchError(f"{package} has no program for {architecture}")
 
     monkeypatch.setattr(backend, "require_programs", refuse)
-    chosen, reason = backend.choose_backend("auto")
+    chosen, reason = backend.choose_backend("auto", 128)
     assert chosen == "cpu"
     assert reason == "there is A GPU, but cake_gdn_det_train has no program for sm_90a"
     with pytest.raises(UnsupportedArchError, match="no program for sm_90a"):
-        backend.choose_backend("cuda")
+        backend.choose_backend("cuda", 128)
     monkeypatch.setattr(backend, "require_programs", lambda package, architecture: ())
-    assert backend.choose_backend("auto") == ("cuda", "A GPU, the records serve every stage on sm_90a")
+    assert backend.choose_backend("auto", 128) == ("cuda", "A GPU, the records serve every stage on sm_90a")
+    assert backend.choose_backend("auto", 16) == ("cpu", "the CUDA programs take heads of 128, these have 16")
+    with pytest.raises(ValueError, match="head_dim: got 16, takes 128 with --backend cuda"):
+        backend.choose_backend("cuda", 16)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert backend.choose_backend("auto") == ("cpu", "torch sees no CUDA device")
+    assert backend.choose_backend("auto", 128) == ("cpu", "torch sees no CUDA device")
     with pytest.raises(ValueError, match="backend: got cuda, takes cpu or auto here"):
-        backend.choose_backend("cuda")
+        backend.choose_backend("cuda", 128)
 
 
 def test_help_shows_the_options():

@@ -141,7 +141,7 @@ def latest_values(case: GdnCase) -> torch.Tensor:
 
 
 def identical_keys(rule: Callable) -> dict[str, float]:
-    """CF1: one unit key and beta of about 1 return the latest value, however long; errors of all and the last tokens."""
+    """CF1: one unit key and a beta of about 1 give the latest value at any length; errors of all and late tokens."""
     found = {}
     for tokens in CF1_TOKENS:
         plain = moved(base(tokens, 1, 2), "cuda")
@@ -195,8 +195,8 @@ def closed_forms(rule: Callable) -> tuple[Table, dict, list[str]]:
     rows = [[name, f"{error:.2e}"] for name, error in {**cf1, **others}.items()]
     note = (
         "CF1: one unit key and beta of about 1, where o is scale (q . k) times the latest value, or nearly. CF2: the "
-        "same key, beta 2, g 0, constant v, the state is 2 k v^T and 0 in turn. CF3: sequences of one token. CF4: basis "
-        "vectors as keys, beta 1, g 0. Limits: "
+        "same key, beta 2, g 0, constant v, the state is 2 k v^T and 0 in turn. CF3: sequences of one token. CF4: "
+        "basis vectors as keys, beta 1, g 0. Limits: "
         f"{CF1_LIMIT:.0e} for CF1, {ROUNDING:.0e} for the others."
     )
     return Table("Closed forms", ["form", "error of ours"], rows, note), {**cf1, **others}, failures

@@ -12,6 +12,7 @@ from cake_shared.bench.gdn_check import check_arms
 from cake_shared.bench.gdn_gpu import Call, make_tensors
 from cake_shared.bench.gdn_oracle import float64_rule
 from cake_shared.bench.gdn_peers import GdnArm, installed_peers
+from cake_shared.bench.gdn_published import Published
 from cake_shared.bench.gdn_report import digest, floor_ms, memory_table, plotted, summary_table, time_table
 from cake_shared.bench.result import Result, Table
 from cake_shared.bench.timing import SAME_ARM
@@ -165,6 +166,59 @@ def test_the_floor_of_the_largest_workload():
     assert floor_ms(workload, "fwd") == pytest.approx(0.43, abs=5e-3)
     assert floor_ms(workload, "fwd+bwd") == pytest.approx(1.775, abs=5e-3)
     assert floor_ms(workload, "ckpt") == floor_ms(workload, "fwd") + floor_ms(workload, "fwd+bwd")
+
+
+def test_published_times_stand_beside_ours(tmp_path):
+    """Ratios and their mean; what is slower is bold, what one side lacks is said; no table where nothing meets."""
+    path = tmp_path / "published.csv"
+    path.write_text(
+        "beta_dtype,workload,heads_h_hv,op,theirs\n"
+        'FP32,small,1/2,fwd,2.0\nFP32,small,1/2,ckpt,9.0\nFP32,"1, other",1/2,fwd,1.0\nBF16,small,1/2,fwd+bwd,3.0\n'
+    )
+    published = Published(path, "B200", "theirs")
+    cases = {
+        f"small, 1/2 | FP32 | {operation} | graph": {"median_ms": {"ours": ours}}
+        for operation, ours in (("fwd", 4.0), ("fwd+bwd", 1.0), ("ckpt", 3.0))
+    }
+    table = published.table(cases, [SMALL], "FP32", "ours")
+    assert table.rows == [
+        ["small, 1/2", "4.000", "2.000", "**0.50**", "1.000", "not published", "", "3.000", "9.000", "3.00"],
+        ["geometric mean", "", "", "0.50", "", "", "", "", "", "3.00"],
+    ]
+    assert published.table(cases, [SMALL], "BF16", "ours") is None
+
+
+def test_every_published_time_is_of_a_workload():
+    folder = Path(__file__).parents[2] / "packages" / "cake_gdn_det_train" / "benchmarks" / "results"
+    times = Published(folder / "published_b200.csv", "B200", "deterministic_ms").milliseconds()
+    assert {name for name, _, _ in times} == {f"{w.name}, {w.h}/{w.hv}" for w in GDN}
+    assert len([key for key in times if key[1] == "FP32"]) == 3 * len(GDN)
+
+
+def test_tables_of_a_result_are_made_again_from_its_figures(tmp_path):
+    """What a table says comes from the data; those of findings stay."""
+    work = GDN[0]
+    group = f"{work.name}, {work.h}/{work.hv} | FP32"
+    case = {
+        "median_ms": {"ours": 1.0, SAME_ARM: 1.0, "FLA": 3.0},
+        "ratio_to_ours": {"FLA": 3.0},
+        "verdict": {"FLA": "ours is faster"},
+    }
+    data = {
+        "cases": {f"{group} | fwd | graph": case},
+        "memory_bytes": {group: {"ours": 2**30, "FLA": 2**31}},
+        "checks": {group: {"ours": {"o": 1e-3}, "FLA": {"o": 2e-3}}},
+        "Host": {"a": 1},
+    }
+    path = tmp_path / "gpu.json"
+    stale = [Table("Stale", ["a", "b"], [["x", "y"]]), Table("Host", ["call", "time"], [["a", "1"]])]
+    Result("package", {"gpu": "some"}, stale, data).save(path)
+    bench = GdnBench("package", Path(__file__), lambda names: [])
+    assert bench.main(["--tables", str(path)]) == 0
+    titles = [table.title for table in Result.load(path).tables]
+    assert "Stale" not in titles
+    assert titles[-1] == "Host"
+    assert any(row[:3] == ["4 x 4096, 8/16", "1.000", "3.00"] for t in Result.load(path).tables for row in t.rows)
 
 
 def test_tables_that_are_not_for_the_readme_stay_in_the_file(tmp_path):

@@ -13,9 +13,11 @@ from cake_gdn_det_train import chunk_gated_delta_rule
 from cake_shared.bench.gdn_bench import GdnBench
 from cake_shared.bench.gdn_host import host_table
 from cake_shared.bench.gdn_peers import GdnArm
+from cake_shared.bench.gdn_published import Published
 from cake_shared.errors import BuildError, UnsupportedArchError
 
 PACKAGE = "cake_gdn_det_train"
+PUBLISHED = Published(Path(__file__).parent / "results" / "published_b200.csv", "B200", "deterministic_ms")
 
 
 def arms(names: list[str]) -> list[GdnArm]:
@@ -42,4 +44,4 @@ def host_time():
 
 
 if __name__ == "__main__":
-    sys.exit(GdnBench(PACKAGE, Path(__file__), arms, [host_time]).main())
+    sys.exit(GdnBench(PACKAGE, Path(__file__), arms, [host_time], published=PUBLISHED).main())

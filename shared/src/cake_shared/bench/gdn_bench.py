@@ -16,6 +16,7 @@ import torch
 from cake_shared.bench.environment import commit, version_of
 from cake_shared.bench.gdn_gpu import BETAS, LAUNCHES, OPERATIONS, release, title
 from cake_shared.bench.gdn_peers import PEERS, GdnArm, installed_peers
+from cake_shared.bench.gdn_published import Published
 from cake_shared.bench.gdn_report import (
     check_table,
     digest,
@@ -50,6 +51,8 @@ class GdnBench:
         Each returns a table and the figures behind it.
     peers : tuple of str
         Those of `gdn_peers` to look for.
+    published : Published, optional
+        Times of another GPU to show beside ours.
     """
 
     package: str
@@ -57,6 +60,7 @@ class GdnBench:
     arms: Callable[[list[str]], list[GdnArm]]
     findings: Sequence[Callable[[], tuple[Table, object]]] = ()
     peers: tuple[str, ...] = tuple(PEERS)
+    published: Published | None = None
 
     @property
     def root(self) -> Path:
@@ -68,6 +72,9 @@ class GdnBench:
         options = self._parse(arguments)
         if options.child:
             return self._child(options)
+        if options.tables:
+            self.renew_tables(options.tables)
+            return 0
         if not torch.cuda.is_available():
             print("error: this bench needs a CUDA device", file=sys.stderr)
             return 2
@@ -91,6 +98,7 @@ class GdnBench:
         parser.add_argument("--launches", default=",".join(LAUNCHES), help="of graph,eager,same")
         parser.add_argument("--arms", default="", help="only ours and those named here, separated by commas")
         parser.add_argument("--commit", default="", help="commit of this tree where git cannot say it")
+        parser.add_argument("--tables", type=Path, help="measure nothing: make a result file's tables from its figures")
         parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
         return parser.parse_args(arguments)
 
@@ -174,7 +182,7 @@ class GdnBench:
                 "failures": failures,
             }
             facts["seconds"] = str(round(time.monotonic() - begin))
-            shown = self._tables(found, session, cases, arms[0].name)
+            shown = self._tables(measured, arms[0].name)
             return Result(self.package, {**environment, **facts}, [*shown, *tables], measured)
 
         failures = [*missing, *session.failures]
@@ -189,17 +197,30 @@ class GdnBench:
             failures.append(f"{len(once)} cases were measured in one order only, the first is {once[0]}")
         return result(failures)
 
-    def _tables(self, found: dict, session: Session, cases: list[Case], ours: str) -> list[Table]:
-        workloads = list(dict.fromkeys(case.workload for case in cases))
-        betas = list(dict.fromkeys(case.beta for case in cases))
+    def _tables(self, data: dict, ours: str) -> list[Table]:
+        """The tables of a result's figures, without those of the findings."""
+        found, memory = data["cases"], data["memory_bytes"]
+        workloads = [w for w in GDN if any(key.startswith(f"{title(w)} | ") for key in memory)]
+        betas = [beta for beta in BETAS if any(key.endswith(f" | {beta}") for key in memory)]
         tables = [summary_table(found, ours)]
         for beta in betas:
             for launch in LAUNCHES:
                 in_readme = beta == "FP32" and launch != "same"
                 table = time_table(found, workloads, beta, launch, ours, in_readme)
                 tables += [table] if table else []
-        tables += [memory_table(session.memory_bytes, beta, beta == "FP32") for beta in betas]
-        return [*tables, check_table(session.checks)]
+        if self.published:
+            beside = [self.published.table(found, workloads, beta, ours) for beta in betas]
+            tables += [table for table in beside if table]
+        tables += [memory_table(memory, beta, beta == "FP32") for beta in betas]
+        return [*tables, check_table(data["checks"])]
+
+    def renew_tables(self, path: Path):
+        """Make the tables of a result file again from the figures in it; those of the findings stay as they are."""
+        result = Result.load(path)
+        ours = next(iter(next(iter(result.data["memory_bytes"].values()))))
+        findings = [table for table in result.tables if table.title in result.data]
+        tables = [*self._tables(result.data, ours), *findings]
+        Result(result.package, result.environment, tables, result.data).save(path)
 
     def _start_second(self, options, request: Path) -> subprocess.Popen:
         """A fresh process that makes first calls now and measures in the opposite order once `request` is there."""

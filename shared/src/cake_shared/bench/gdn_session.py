@@ -34,6 +34,11 @@ class Case:
         return late, self.workload.tokens * self.workload.hv, self.key
 
     @property
+    def weight(self) -> float:
+        """What a sample of it takes, roughly: getting ready, and what grows with the tokens."""
+        return 1.0 + self.workload.tokens * self.workload.hv / 2**19
+
+    @property
     def key(self) -> str:
         """`workload, H/HV | beta | operation | launch`."""
         return " | ".join([title(self.workload), self.beta, self.operation, self.launch])
@@ -90,13 +95,14 @@ class Session:
     def run(self, cases: Sequence[Case], seconds: float, most_seconds: float) -> dict[str, dict]:
         """Samples by case key: `{"events": {arm: ms}, "walls": {arm: ms}}`, no walls for graphs.
 
-        Each case gets an even share of what is left of the budget, within 5 to 25 groups; what has not begun after
-        `most_seconds` is left out, and said.
+        Each case gets its share of what is left of the budget by its weight, within 5 to 25 groups; what has not begun
+        after `most_seconds` is left out, and said.
         """
         flush = Flush()
         begin = time.monotonic()
         found: dict[str, dict] = {}
         ordered = sorted(cases, key=lambda case: case.rank)
+        weights = [case.weight for case in ordered]
         tensors, held = None, ""
         for place, case in enumerate(ordered):
             if time.monotonic() - begin > most_seconds:
@@ -107,7 +113,8 @@ class Session:
                 tensors = None
                 release()
                 tensors, held = make_tensors(case.workload, BETAS[case.beta]), group
-            share = max(begin + seconds - time.monotonic(), 0.0) / (len(ordered) - place)
+            left = max(begin + seconds - time.monotonic(), 0.0)
+            share = left * case.weight / sum(weights[place:])
             found[case.key] = self._time(case, tensors, self.admitted[group], share, flush)
         return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from cake_gdn_det_train import chunk_gated_delta_rule, cuda
@@ -68,18 +69,36 @@ def packs():
         yield moved(packed(base(sum(lengths), 2, 4, seed=n), lengths), "cuda")
 
 
+DRIVER_ALLOCATIONS = ("cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cuMemAlloc", "cuMemCreate", "cuMemHostAlloc")
+
+
+def driver_allocations(call):
+    """Names of the runtime's and the driver's allocating functions that this process calls meanwhile."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        call()
+        torch.cuda.synchronize()
+    return [event.name for event in profiled.events() if event.name.startswith(DRIVER_ALLOCATIONS)]
+
+
 def test_no_driver_allocation_after_warm_up():
     """Neither torch's allocator nor the module asks the driver for memory again."""
     cases = list(packs())
-    for case in cases:
-        run(chunk_gated_delta_rule, case)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["segment.all.allocated"], torch.cuda.mem_get_info()[0]
-    for _ in range(3):
+
+    def run_all():
         for case in reversed(cases):
             run(chunk_gated_delta_rule, case)
+
+    run_all()
     torch.cuda.synchronize()
-    assert (torch.cuda.memory_stats()["segment.all.allocated"], torch.cuda.mem_get_info()[0]) == before
+    segments = torch.cuda.memory_stats()["segment.all.allocated"]
+    assert driver_allocations(run_all) == []
+    assert torch.cuda.memory_stats()["segment.all.allocated"] == segments
+
+    def allocate():  # what the profiler must see to say anything
+        torch.cuda.empty_cache()
+        torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+
+    assert driver_allocations(allocate)
 
 
 def test_nothing_waits_for_the_device():

@@ -60,6 +60,46 @@ def test_a_stale_readme_is_found(monkeypatch):
         readme.fresh(text.replace("<!-- packages:begin -->", ""))
 
 
+def a_run(backend, holds=True, commit="unknown"):
+    environment = {"cores": 2, "processor": "P", "torch": "T", "load_average": 1.0, "commit": commit, "gpu": "a GPU"}
+    proof = {"title": "weights", "why": "so", "hashes": {"this": "a" * 64, "again": "a" * 64}, "holds": holds}
+    return {
+        "backend": backend,
+        "environment": environment,
+        "config": {"tokens": 50},
+        "loss_nats_per_byte": [5.5] * 20,
+        "held_out": {"loss_nats_per_byte": 2.25},
+        "training_seconds": 10.0,
+        "proof_seconds": 4.0,
+        "proofs": [proof],
+    }
+
+
+def test_a_run_on_a_gpu_is_told_with_its_hashes_and_speed():
+    readme = load("readme")
+    text = readme.run_text(a_run("cuda", commit="abc"), "docs/loss_gpu.png")
+    assert "(100 tokens a second)" in text
+    assert "on one a GPU (torch T, commit abc)" in text
+    assert f"| weights | this, again | `{'a' * 16}` | yes |" in text
+    assert "2 cores (P, torch T)" in readme.run_text(a_run("cpu"), "docs/loss.png")
+    assert "NOT all" in readme.run_text(a_run("cuda", holds=False), "docs/loss_gpu.png")
+
+
+def test_a_run_is_kept_by_where_it_was_made(tmp_path, monkeypatch):
+    readme = load("readme")
+    monkeypatch.setattr(
+        readme, "RUNS", {name: (tmp_path / f"{name}.json", tmp_path / f"{name}.png") for name in ("cpu", "gpu")}
+    )
+    (tmp_path / "report.json").write_text(json.dumps(a_run("cuda")))
+    readme.take_run(tmp_path, "0123")
+    assert json.loads((tmp_path / "gpu.json").read_text())["environment"]["commit"] == "0123"
+    assert (tmp_path / "gpu.png").exists()
+    assert not (tmp_path / "cpu.json").exists()
+    (tmp_path / "report.json").write_text(json.dumps(a_run("cpu", commit="4567")))
+    with pytest.raises(ValueError, match="commit: got 0123, the run says 4567"):
+        readme.take_run(tmp_path, "0123")
+
+
 def test_the_readme_counts_stages_and_states_the_weakest_evidence(monkeypatch):
     readme = load("readme")
     budget = {"threads": 32, "registers": 32, "shared_bytes": 0, "tmem_columns": 0, "ctas_per_sm": 1}

@@ -199,8 +199,8 @@ def cell(row: Row, arms) -> GpuCell:
             if row.kind == "router":
                 limit = error
             else:
-                # FP32 results are weight gradients. The library's own error is no limit: where it cuts the contraction it
-                # has half of what one sum on a tensor core leaves, elsewhere the same.
+                # FP32 results are weight gradients. The library's own error is no limit: where it cuts the contraction
+                # it has half of what one sum on a tensor core leaves, elsewhere the same.
                 limit = BF16_LIMIT if results[0].dtype == BF16 else fp32_limit(row.workload.tokens)
             found[name] = (max(relative_error(result, right) for result in results), limit)
         return found

@@ -1,20 +1,26 @@
 """The plan of the CUDA path and the host code that follows it, on the CPU: launches are recorded, nothing runs."""
 
+import csv
 import ctypes
+import dataclasses
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
 
 from cake_gdn_det_train.cuda import ErrorWord
 from cake_shared import jit
+from cake_shared.bench.gdn_gpu import title
 from cake_shared.emulator import native
 from cake_shared.gdn.backward import Needs
+from cake_shared.gdn.cuda import rule
 from cake_shared.gdn.cuda.plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
 from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
 from cake_shared.gdn.options import make_call
 from cake_shared.program import programs_of
 from cake_shared.testing.gdn_inputs import base, packed, states
+from cake_shared.workloads import GDN
 
 PACKAGE = "cake_gdn_det_train"
 
@@ -165,8 +171,6 @@ def test_grid_follows_capacities_not_offsets(recorder):
 
 
 def test_wrong_workspace_is_refused(recorder, monkeypatch):
-    from cake_shared.gdn.cuda import rule
-
     inputs, options = call_of(base(100, 1, 2))
     scratch = rule._scratch
     for change, message in ((-1024, "more than it has"), (1024, "less than it has")):
@@ -204,6 +208,45 @@ def test_misaligned_rows_are_copied_and_aligned_views_are_not(recorder):
             assert (x.data_ptr() != addresses[-1]) == copied, name
             assert addresses[-1] % 16 == 0
             assert (len(addresses) == (1 if name == "do" else 2)) != copied
+
+
+def test_native_gradients_are_made_in_waves_of_heads(recorder):
+    """Two waves where multiprocessors stay idle, more where a wave's chains fill them; one workspace serves all."""
+    recorder.backend.native = True
+    case = base(100, 5, 10)
+    inputs, options = call_of(case)
+    for multiprocessors, waves in ((132, 2), (3, 3), (1, 5)):
+        recorder.backend.multiprocessors = multiprocessors
+        _, _, *saved = recorder.backend.forward(inputs, options, False, True)
+        recorder.launches.clear()
+        recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
+        names = [name for name, *_ in recorder.launches if name.endswith("_sm90")]
+        assert names == waves * ["value_gradients_sm90", "chunk_states_sm90", "token_gradients_sm90"]
+    sizes = [plan_backward(Problem(1, 100, 5, 10, None, False, False, n, True), True) for n in (132, 3, 1)]
+    assert [plan.wave_key_heads for plan in sizes] == [3, 2, 1]
+    assert sizes[0].workspace_bytes == 3 * sizes[2].workspace_bytes
+    call = recorder.backend.prepared(inputs, options, False, 128)
+    call._plan = lambda make, choice: dataclasses.replace(sizes[2], wave_key_heads=6)
+    with pytest.raises(ValueError, match="wave_key_heads: expected 1 to 5, got 6"):
+        call.backward(rule._in_order(inputs), case.do, None, None, None, Needs(A_log=False, dt_bias=False))
+
+
+def test_peak_of_the_published_workloads_is_at_most_flash_qlas():
+    """What a forward and backward pass hold at once beside inputs and gradients, against FlashQLA's measured peak."""
+    results = Path(__file__).parents[1] / "benchmarks" / "results" / "h200.csv"
+    with results.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["table"] == "Peak memory with FP32 beta"]
+    measured = {row["row"]: row["value"] for row in rows if row["column"] == "FlashQLA"}
+    compared = 0
+    for w in GDN:
+        theirs = measured[title(w)]
+        if theirs == "failed":
+            continue
+        plan = plan_backward(Problem(1, w.tokens, w.h, w.hv, len(w.cu_seqlens) - 1, False, False, 132, True), True)
+        saved = w.tokens * w.hv * 128 * 2 + plan.slots * w.hv * 128 * 128 * 4 + plan.groundwork_bytes
+        assert saved + plan.workspace_bytes <= float(theirs) * 2**30, w.name
+        compared += 1
+    assert compared == len(GDN) - 1
 
 
 def test_chain_warps_follow_the_load_alone():

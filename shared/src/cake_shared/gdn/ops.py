@@ -20,6 +20,7 @@ from cake_shared.gdn.eager import BackendCall, CheckedCall, KnownCalls, Rule, in
 from cake_shared.gdn.forward import TAPE_HEAD
 from cake_shared.gdn.options import Inputs, Options, make_call
 from cake_shared.plan import SEGMENT_THRESHOLD_TOKENS, SEGMENT_TOKENS
+from cake_shared.target import target_of
 
 _OPTIONS = (
     "float scale, bool use_qk_l2norm_in_kernel, bool use_gate_in_kernel, bool use_beta_sigmoid_in_kernel, "
@@ -73,27 +74,6 @@ def _gradient_dtypes(k, g, beta, A_log, dt_bias) -> tuple[torch.dtype, ...]:
     return (k.dtype, k.dtype, k.dtype, g.dtype, beta.dtype, _state_dtype(k), *per_head)
 
 
-def _fake_forward(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
-    v_first, output_final_state, save_states = rest[-3:]
-    heads, key, value = v.shape[2], q.shape[3], v.shape[3]
-    batch, tokens = q.shape[0], q.shape[1]
-    sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    shape = (heads, value, key) if v_first else (heads, key, value)
-    final = q.new_empty((sequences if output_final_state else 0, *shape), dtype=_state_dtype(q))
-    # Written without a comparison, so that the length does not become a guard of the compiled graph.
-    is_long = torch.sym_min(1, tokens // (SEGMENT_THRESHOLD_TOKENS + 1))
-    capacity = batch * (tokens // SEGMENT_TOKENS) * is_long if save_states else 0
-    tape = q.new_empty((TAPE_HEAD + capacity * heads * key * value,), dtype=_state_dtype(q))
-    size = TAPE_HEAD
-    if save_states and q.device.type == "cuda":
-        from cake_shared.gdn.cuda.plan import groundwork_bytes
-
-        normalises = rest[1]
-        size = groundwork_bytes(batch, tokens, q.shape[2], heads, None if cu_seqlens is None else sequences, normalises)
-    groundwork = q.new_empty((size,), dtype=torch.uint8)
-    return torch.empty_like(v, memory_format=torch.contiguous_format), final, tape, groundwork
-
-
 def _fake_backward(
     d_o, d_final_state, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, entry_states, groundwork, *rest
 ):
@@ -140,7 +120,7 @@ class RuleOps:
         self._known = KnownCalls()
         self.library = torch.library.Library(package, "DEF")
         for schema, implementation, fake in (
-            (_FWD, self._op_forward, _fake_forward),
+            (_FWD, self._op_forward, self._fake_forward),
             (_BWD, self._op_backward, _fake_backward),
         ):
             name = schema.split("(", 1)[0]
@@ -180,6 +160,28 @@ class RuleOps:
         if device.type != "cpu":
             raise ValueError(f"q: got a tensor on {device}, takes one on a CPU or a CUDA device")
         return cpu
+
+    def _fake_forward(self, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
+        v_first, output_final_state, save_states = rest[-3:]
+        heads, key, value = v.shape[2], q.shape[3], v.shape[3]
+        batch, tokens = q.shape[0], q.shape[1]
+        sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        shape = (heads, value, key) if v_first else (heads, key, value)
+        final = q.new_empty((sequences if output_final_state else 0, *shape), dtype=_state_dtype(q))
+        # Written without a comparison, so that the length does not become a guard of the compiled graph.
+        is_long = torch.sym_min(1, tokens // (SEGMENT_THRESHOLD_TOKENS + 1))
+        capacity = batch * (tokens // SEGMENT_TOKENS) * is_long if save_states else 0
+        tape = q.new_empty((TAPE_HEAD + capacity * heads * key * value,), dtype=_state_dtype(q))
+        size = TAPE_HEAD
+        if save_states and q.device.type == "cuda":
+            from cake_shared.gdn.cuda.plan import groundwork_bytes
+            from cake_shared.gdn.cuda.rule import uses_native
+
+            normalises, native = rest[1], uses_native(self.package, target_of(q.device).name)
+            packed = None if cu_seqlens is None else sequences
+            size = groundwork_bytes(batch, tokens, q.shape[2], heads, packed, normalises, native)
+        groundwork = q.new_empty((size,), dtype=torch.uint8)
+        return torch.empty_like(v, memory_format=torch.contiguous_format), final, tape, groundwork
 
     def _op_forward(self, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
         inputs = inputs_of(q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens)

@@ -7,6 +7,7 @@ its length alone.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -40,7 +41,8 @@ class Problem:
     multiprocessors
         Of the device.
     native
-        Whether native programs run: those of the backward pass keep no residuals X.
+        Whether native programs run: they keep neither P, nor residuals X, nor gradients of residuals, and the backward
+        pass runs in waves of heads.
     """
 
     batch: int
@@ -78,6 +80,9 @@ class Plan:
         What the stages up to wy make, in order, in a buffer that a forward pass may keep for the backward one.
     regions
         The workspace, in order. Each region of the two buffers starts at a multiple of 1024 bytes.
+    wave_key_heads, wave_warps
+        Key heads whose gradients of the backward pass are made at once, in a workspace that serves all waves, and the
+        warps of a CTA of their chains.
     """
 
     tables: TablePlan
@@ -85,6 +90,8 @@ class Plan:
     warps: int
     groundwork: tuple[Region, ...]
     regions: tuple[Region, ...]
+    wave_key_heads: int
+    wave_warps: int
 
     @functools.cached_property
     def groundwork_bytes(self) -> int:
@@ -115,8 +122,23 @@ def chain_warps(segments: int, value_heads: int, multiprocessors: int) -> int:
     return 4 if 2 * segments * value_heads <= multiprocessors else 8
 
 
+def backward_waves(segments: int, value_heads: int, multiprocessors: int) -> int:
+    """Return in how many waves of heads a native backward pass is to run: as many as still fill the device, but two.
+
+    The workspace of a wave is the peak of a step's memory. Two halve it where the chains of all heads leave
+    multiprocessors idle too: a wave's forward and reverse chains run side by side.
+    """
+    return max(2, round(segments * value_heads / multiprocessors))
+
+
 def plan_groundwork(
-    batch: int, tokens: int, key_heads: int, value_heads: int, sequences: int | None, normalises_rows: bool
+    batch: int,
+    tokens: int,
+    key_heads: int,
+    value_heads: int,
+    sequences: int | None,
+    normalises_rows: bool,
+    native: bool,
 ) -> tuple[Region, ...]:
     """Return the groundwork's regions, from what `Problem` says of a call; sizes may be symbolic."""
     tables = plan_tables(batch, tokens, sequences)
@@ -126,39 +148,46 @@ def plan_groundwork(
         for name in ("q", "k"):
             regions.append(Region(f"normalised {name}", rows * HEAD_DIM * 2))
             regions.append(Region(f"reciprocal norms of {name}", rows * 4))
-    return (
-        *regions,
-        Region("cumulative gates", records * CHUNK_TOKENS * 4),
-        Region("inverses", records * _SQUARE_TILE_BYTES),
-        Region("attention", records * _SQUARE_TILE_BYTES),
-        Region("scalars", records * _SCALAR_BYTES),
-    )
+    regions.append(Region("cumulative gates", records * CHUNK_TOKENS * 4))
+    regions.append(Region("inverses", records * _SQUARE_TILE_BYTES))
+    if not native:
+        regions.append(Region("attention", records * _SQUARE_TILE_BYTES))
+    return (*regions, Region("scalars", records * _SCALAR_BYTES))
 
 
 def groundwork_bytes(
-    batch: int, tokens: int, key_heads: int, value_heads: int, sequences: int | None, normalises_rows: bool
+    batch: int,
+    tokens: int,
+    key_heads: int,
+    value_heads: int,
+    sequences: int | None,
+    normalises_rows: bool,
+    native: bool,
 ) -> int:
     """Return the size of the buffer that a forward pass keeps for the backward one; sizes may be symbolic."""
-    return _bytes_of(plan_groundwork(batch, tokens, key_heads, value_heads, sequences, normalises_rows))
+    return _bytes_of(plan_groundwork(batch, tokens, key_heads, value_heads, sequences, normalises_rows, native))
 
 
 def _plan(problem: Problem, regions_of) -> Plan:
-    tables = plan_tables(problem.batch, problem.tokens, problem.sequences)
-    slots = problem.batch * slots_per_row(problem.tokens)
-    records = tables.chunk_capacity * problem.value_heads
-    segments = max(tables.sequences, problem.batch * problem.tokens // SEGMENT_TOKENS)
-    warps = chain_warps(segments, problem.value_heads, problem.multiprocessors)
     p = problem
-    groundwork = plan_groundwork(p.batch, p.tokens, p.key_heads, p.value_heads, p.sequences, p.normalises_rows)
-    regions = tuple(regions_of(records, slots * p.value_heads * _STATE_BYTES))
-    return Plan(tables, slots, warps, groundwork, regions)
+    tables = plan_tables(p.batch, p.tokens, p.sequences)
+    slots = p.batch * slots_per_row(p.tokens)
+    segments = max(tables.sequences, p.batch * p.tokens // SEGMENT_TOKENS)
+    warps = chain_warps(segments, p.value_heads, p.multiprocessors)
+    groundwork = plan_groundwork(*dataclasses.astuple(p)[:6], p.native)
+    waves = min(p.key_heads, backward_waves(segments, p.value_heads, p.multiprocessors)) if p.native else 1
+    wave_key_heads = ceil_div(p.key_heads, waves)
+    wave_heads = wave_key_heads * (p.value_heads // p.key_heads)
+    regions = tuple(regions_of(p, tables.chunk_capacity, wave_heads, slots * p.value_heads * _STATE_BYTES))
+    wave_warps = chain_warps(segments, wave_heads, p.multiprocessors)
+    return Plan(tables, slots, warps, groundwork, regions, wave_key_heads, wave_warps)
 
 
 @functools.lru_cache(maxsize=256)
 def plan_forward(problem: Problem, saves_entries: bool) -> Plan:
     """Return the plan of the forward pass; entry states of segments are in the workspace unless they are saved."""
 
-    def regions_of(records: int, border_bytes: int) -> list[Region]:
+    def regions_of(problem: Problem, chunks: int, wave_heads: int, border_bytes: int) -> list[Region]:
         regions = [Region("segment factors", border_bytes)]
         return regions if saves_entries else [*regions, Region("segment entries", border_bytes)]
 
@@ -169,20 +198,21 @@ def plan_forward(problem: Problem, saves_entries: bool) -> Plan:
 def plan_backward(problem: Problem, token_gradients: bool) -> Plan:
     """Return the plan of the backward pass; without `token_gradients` it ends at those of v and initial states."""
 
-    def regions_of(records: int, border_bytes: int) -> list[Region]:
+    def regions_of(problem: Problem, chunks: int, wave_heads: int, border_bytes: int) -> list[Region]:
+        records = chunks * wave_heads
         regions = [
-            Region("segment factors", border_bytes),
             Region("segment exits", border_bytes),
-            Region("exit gradients", records * _STATE_TILE_BYTES),
-            Region("residual gradients", records * _TOKEN_TILE_BYTES),
+            Region("segment factors, then exit gradients", max(border_bytes, records * _STATE_TILE_BYTES)),
         ]
+        if not problem.native:
+            regions.append(Region("residual gradients", records * _TOKEN_TILE_BYTES))
         if token_gradients:
             regions.append(Region("entry states", records * _STATE_TILE_BYTES))
             if not problem.native:
                 regions.append(Region("residuals", records * _TOKEN_TILE_BYTES))
             regions.append(Region("writes", records * _TOKEN_TILE_BYTES))
             if problem.makes_gate:
-                regions.append(Region("gate partial sums", records * 16))
+                regions.append(Region("gate partial sums", chunks * problem.value_heads * 16))
         return regions
 
     return _plan(problem, regions_of)

@@ -25,7 +25,7 @@ _WAY_OUT = "; backend='cpu' serves others, with tensors in host memory"
 _STATE_ELEMENTS = HEAD_DIM * HEAD_DIM
 
 # As in enum RuleOption of cake/gdn/host/rule_call.h.
-_NATIVE_PROGRAMS, _GROUNDWORK_MADE, _GROUNDWORK_FOR_ONE_PASS = 32, 64, 128
+_NATIVE_PROGRAMS, _GROUNDWORK_MADE = 32, 64
 
 
 def _option_bits(options: Options) -> int:
@@ -157,7 +157,7 @@ class PreparedCall:
         others = (
             g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), out, final,
             None if tape is None else tape[TAPE_HEAD:], groundwork, self._workspace(plan), backend.error_tensor,
-            self._flags if keep else self._flags | _GROUNDWORK_FOR_ONE_PASS, self._scale, plan.warps, backend.stream(),
+            self._flags, self._scale, plan.warps, backend.stream(),
         )  # fmt: skip
         misaligned = backend.run_forward(q, k, v, *others)
         if misaligned:
@@ -212,6 +212,7 @@ class PreparedCall:
             _contiguous(d_final), g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), saved,
             dv, d_initial, dq, dk, dg, dbeta, d_a_log, d_dt_bias, zeros, groundwork, self._workspace(plan),
             backend.error_tensor, flags, self._scale, plan.warps, backend.stream(), backend.multiprocessors,
+            plan.wave_key_heads, plan.wave_warps,
         )  # fmt: skip
         misaligned = backend.run_backward(q, k, v, d_o, *others)
         if misaligned:

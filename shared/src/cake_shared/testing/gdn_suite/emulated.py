@@ -113,10 +113,39 @@ def test_what_the_forward_keeps_moves_no_bit(emulated, architecture, name, monke
         assert_bitwise_equal(value, kept[key], key)
 
 
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_waves_of_heads_move_no_bit(emulated, architecture):
+    """A native backward pass has its key heads in two waves here, in three, and in one where there is one key head."""
+    case = base(70, 3, 3)
+    two = _run_in(emulated, architecture, case, ORDERS[1])
+    for key, value in _run_in(emulated, architecture, case, ORDERS[1], multiprocessors=1).items():
+        assert_bitwise_equal(value, two[key], key)
+    names = ("q", "k", "v", "g", "beta", "do")
+    alone = case.with_(**{name: getattr(case, name)[:, :, 2:].contiguous() for name in names})
+    for key, value in _run_in(emulated, architecture, alone, ORDERS[1]).items():
+        if value is not None:
+            assert_bitwise_equal(two[key][:, 2:] if key == "final_state" else two[key][:, :, 2:], value, key)
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_betas_that_nothing_can_be_divided_by(gdn, emulated, architecture):
+    """Of 0 and next to it: gradients are float64's, those of beta among them, which are not small."""
+    case = base(100, 1, 2)
+    beta = case.beta.clone()
+    beta[:, ::3], beta[:, 1::9], beta[:, 80:, 1] = 0.0, 1e-30, 2.0**-39
+    case = case.with_(beta=beta)
+    results = _run_in(emulated, architecture, case, ORDERS[1])
+    assert_accurate(results, case, LIMIT)
+    expected = run(gdn.rule, widened(case))["dbeta"]
+    for tokens in (slice(None, None, 3), slice(1, None, 9), slice(80, None)):
+        error = (results["dbeta"][:, tokens] - expected[:, tokens]).norm() / expected[:, tokens].norm()
+        assert float(error) <= 2 * LIMIT, f"{tokens}: {float(error):.2e}"
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_a_forward_that_keeps_nothing_has_the_same_bits(emulated, architecture, name):
-    """Without gradients wanted, native programs make no P for a backward."""
+    """Without gradients wanted, the same programs run."""
     case = CASES[name]()
     kept = _run_in(emulated, architecture, case, ORDERS[1])
     alone = _run_in(emulated, architecture, case, ORDERS[1], wrt=())

@@ -39,9 +39,13 @@ inline int64_t check_warps(int64_t warps) {
   return warps;
 }
 
-// CTAs of a chain over all segments and value heads that runs that many columns of each, 16 a warp.
+// CTAs of a chain over all segments and these value heads that runs that many columns of each, 16 a warp.
+inline int64_t chain_ctas(const RuleCall& call, int64_t value_heads, int64_t columns, int64_t warps) {
+  return call.pack.segments * value_heads * (columns / (16 * warps));
+}
+
 inline int64_t chain_ctas(const RuleCall& call, int64_t columns, int64_t warps) {
-  return call.pack.segments * call.pack.heads * (columns / (16 * warps));
+  return chain_ctas(call, call.pack.heads, columns, warps);
 }
 
 #if CAKE_HAS_SM90

@@ -16,7 +16,6 @@ enum RuleOption : int64_t {
   kStateVFirst = 16,
   kNativePrograms = 32,  // the architecture's records name native programs; a module of that architecture has no others
   kGroundworkMade = 64,  // by the forward pass: the backward reads it
-  kGroundworkForOnePass = 128,  // nobody reads it after this forward pass, whose native programs do without P
 };
 
 // What both directions share: the pack, the options, and the groundwork, which is what the stages up to wy make.
@@ -37,7 +36,7 @@ struct RuleCall {
   uint16_t* normalised[2] = {};
   float* reciprocals[2] = {};
   char* inverse;
-  char* attention;
+  char* attention;  // P, of portable programs
   float* scalars;
 
   bool has(RuleOption option) const { return (options & option) != 0; }
@@ -96,10 +95,9 @@ inline void take_groundwork(RuleCall& call, const TensorView& bytes) {
   }
   call.sums = workspace.take<float>(call.records() * kChunk * 4);
   call.inverse = workspace.take(call.records() * kSquareTileBytes);
-  call.attention = workspace.take(call.records() * kSquareTileBytes);
+  if (!call.native()) call.attention = workspace.take(call.records() * kSquareTileBytes);
   call.scalars = workspace.take<float>(call.records() * kScalarFloats * 4);
   workspace.finish();
-  if (call.native() && call.has(kGroundworkForOnePass)) call.attention = nullptr;
 }
 
 }  // namespace cake::gdn

@@ -97,10 +97,15 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
                              OptionalTensor grad_g, OptionalTensor grad_beta, OptionalTensor grad_a_log,
                              OptionalTensor grad_dt_bias, OptionalTensor zeros, TensorView groundwork,
                              OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps,
-                             int64_t stream, int64_t multiprocessors) {
+                             int64_t stream, int64_t multiprocessors, int64_t wave_key_heads, int64_t wave_warps) {
   if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected at least 1, got " << multiprocessors;
   RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const Pack& pack = call.pack;
+  if (wave_key_heads < 1 || wave_key_heads > call.heads.key_heads || (!call.native() && wave_key_heads != call.heads.key_heads)) {
+    TVM_FFI_THROW(ValueError) << "wave_key_heads: expected " << (call.native() ? "1 to " : "all ") << call.heads.key_heads << ", got "
+                              << wave_key_heads;
+  }
+  const int64_t wave_records = pack.chunks * wave_key_heads * call.heads.group;
   const bool v_first = call.has(kStateVFirst), tokens_too = grad_q.has_value();
   TokenRows d_o;
   if (grad_o.has_value()) {
@@ -117,10 +122,11 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   take_groundwork(call, groundwork);
   Regions workspace("workspace", workspace_bytes, false, call.device);
   const int64_t long_bytes = call.slots() * pack.heads * kStateElements * 4;
-  float* factors = workspace.take<float>(long_bytes);
   float* exits = workspace.take<float>(long_bytes);
-  char* exit_gradients = workspace.take(call.records() * kStateTileBytes);
-  char* residual_gradients = workspace.take(call.records() * kTokenTileBytes);
+  // The factors have been read when value_gradients begins.
+  char* exit_gradients = workspace.take(std::max(wave_records * kStateTileBytes, long_bytes));
+  float* factors = reinterpret_cast<float*>(exit_gradients);
+  char* residual_gradients = call.native() ? nullptr : workspace.take(wave_records * kTokenTileBytes);
 
   const HeadScalars d_a_log = check_head_scalars_out("dA_log", grad_a_log, a_log, pack, call.device);
   const HeadScalars d_dt_bias = check_head_scalars_out("ddt_bias", grad_dt_bias, dt_bias, pack, call.device);
@@ -141,6 +147,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   r.segment_exits = exits;
   r.slots_per_row = call.slots_per_row;
   r.warps = static_cast<int32_t>(check_warps(warps));
+  r.deferred_below = tokens_too ? kDeferredBelow : 0.f;
   r.scale = call.scale;
 
   Uncovered results = uncovered({result_rows(grad_v, pack)}, d_final, d_initial);
@@ -159,13 +166,14 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
       entry_states = static_cast<float*>(const_cast<void*>(given));
     }
     p = chain_params(call, values, initial, entry_states, factors);
-    p.entry_states = workspace.take(call.records() * kStateTileBytes);
-    if (!call.native()) p.residuals = workspace.take(call.records() * kTokenTileBytes);
-    p.writes = workspace.take(call.records() * kTokenTileBytes);
+    p.entry_states = workspace.take(wave_records * kStateTileBytes);
+    if (!call.native()) p.residuals = workspace.take(wave_records * kTokenTileBytes);
+    p.writes = workspace.take(wave_records * kTokenTileBytes);
     t.heads = call.heads;
     t.tables = pack.tables();
     t.v = values;
     t.grad_o = d_o;
+    t.grad_v = dv;
     t.grad_q = check_rows_out("dq", grad_q.value(), pack, call.heads.key_heads, call.device);
     t.grad_k = check_rows_out("dk", grad_k.value(), pack, call.heads.key_heads, call.device);
     t.grad_gate = check_scalars_out("dg", grad_g.value(), g, pack, call.device);
@@ -197,14 +205,20 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   p.k = r.k = t.k = call.k;
   if (call.slots_per_row > 0) {
     launch_segment_pairs(call, p, kHeadDim, warps);
+    r.part = all_heads(call);
     launch_segment_gradients(call, r);
     launch_segment_states(call, CAKE_KERNEL_REF(segment_exits_any), factors, exits);
   }
-  launch_value_gradients(call, r);
-  if (!tokens_too) return 0;
-  launch_chunk_states(call, p, warps);
-  launch_token_gradients(call, t, multiprocessors);
-  if (call.has(kMakeGate)) {
+  // One workspace serves the waves in turn.
+  r.warps = static_cast<int32_t>(check_warps(wave_warps));
+  for (int64_t wave = 0; wave * wave_key_heads < call.heads.key_heads; ++wave) {
+    p.part = r.part = t.part = heads_of_wave(call, wave, wave_key_heads);
+    launch_value_gradients(call, r);
+    if (!tokens_too) continue;
+    launch_chunk_states(call, p, wave_warps);
+    launch_token_gradients(call, t, multiprocessors);
+  }
+  if (tokens_too && call.has(kMakeGate)) {
     launch_stage(CAKE_KERNEL_REF(gate_parameters_any), pack.heads, kGateParametersThreads, kGateParametersSmemBytes, call.stream,
                  GateParametersParams{pack.tables(), t.gate_partials, d_a_log, d_dt_bias, call.heads.value_heads});
   }

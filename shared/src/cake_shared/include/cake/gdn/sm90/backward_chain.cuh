@@ -28,12 +28,12 @@ struct ChainPlace {
 };
 
 template <int kGroups>
-__device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, const Heads& heads) {
+__device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, const Heads& heads, const HeadRange& part) {
   constexpr int kSlices = 2 / kGroups;
-  const uint32_t work = blockIdx.x / kSlices, row = work / static_cast<uint32_t>(heads.value_heads);
+  const uint32_t work = blockIdx.x / kSlices, value_heads = part.value_heads(heads), row = work / value_heads;
   const SegmentPlace segment = segment_place(tables, row);
-  return {segment, tables.segments[row].tokens - (segment.chunks - 1) * kChunk, static_cast<int>(work - row * heads.value_heads),
-          static_cast<int>(blockIdx.x % kSlices) * 64};
+  return {segment, tables.segments[row].tokens - (segment.chunks - 1) * kChunk,
+          part.first_value_head(heads) + static_cast<int>(work - row * value_heads), static_cast<int>(blockIdx.x % kSlices) * 64};
 }
 
 // How many of a segment's first chunks forget any gradient behind them, by one warp; 0 if all of them together do not.
@@ -74,12 +74,12 @@ struct Turn {
 template <int kStages>
 struct StageBarriers {
   uint64_t full[kStages];  // every feeding warp's rows, and the bytes of the tiles
-  uint64_t free[kStages];  // an arrival a consuming warpgroup
+  uint64_t free[kStages];  // its readers are done
 
-  __device__ __forceinline__ void init(int groups) {
+  __device__ __forceinline__ void init(int readers) {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&full[i], kFeedingWarps + 1);
-      ptx::mbarrier_init(&free[i], groups);
+      ptx::mbarrier_init(&free[i], readers);
     }
     ptx::mbarrier_init_fence();
   }

@@ -10,6 +10,9 @@ CAKE_HOST_DEVICE constexpr int backward_chain_sm90_threads(int groups) { return 
 CAKE_HOST_DEVICE constexpr uint32_t reverse_chain_sm90_smem_bytes(int groups) { return groups == 2 ? 232448u : 191488u; }
 CAKE_HOST_DEVICE constexpr uint32_t chunk_states_sm90_smem_bytes(int groups) { return groups == 2 ? 200704u : 151552u; }
 
+// Tokens of a smaller beta have dR in their row of dv between value_gradients and token_gradients: dR cannot be had from beta dR there.
+inline constexpr float kDeferredBelow = 0x1p-40f;
+
 // Persistent: as many CTAs as there are multiprocessors, which moves no bit.
 inline constexpr int kTokenGradientsSm90Threads = 384;
 inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 227328;

@@ -81,7 +81,7 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     auto& stage = smem.stage[turn.stage];
     const auto& scalars = smem.scalars[turn.stage];
     char* const values = stage.v[group];
-    const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
+    const int64_t record = part_record(p.heads, p.part, chunk, work.head);
     const uint32_t k_tile = ptx::shared_address(stage.k);
     uint32_t packed[32];
     pack_operand(packed, state);
@@ -156,7 +156,7 @@ template <int kGroups>
 __device__ __forceinline__ void run_chunk_states(const ChainParams& p) {
   auto& smem = *reinterpret_cast<StatesSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
-  const ChainPlace work = chain_place<kGroups>(p.tables, p.heads);
+  const ChainPlace work = chain_place<kGroups>(p.tables, p.heads, p.part);
   if (work.segment.sequence < 0) return;
   if (threadIdx.x == 0) smem.barriers.init(kGroups);
   __syncthreads();

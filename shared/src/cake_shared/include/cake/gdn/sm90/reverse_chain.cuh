@@ -3,8 +3,10 @@
 //   dV' = scale P^T dO + (e K) dS1        dR = T^T dV'        dV = beta dR
 //   dS0 = gamma_C dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR
 //
-// barriers  full[stage]: rows and tiles arrived; free[stage]: the warpgroup is past the stage and its copies out of it have read it
-//           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read, staging free again | dR and dv staged
+// P is made from Q and K by the feeding warpgroup. Rows of dv whose beta is too small to divide by hold dR, see ReverseParams.
+// barriers  full[stage]: rows and tiles arrived, P made; free[stage]: every consuming warp is past the stage
+//           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read | dv staged in dO's place; 3: the feeding warpgroup's rows
+//           and gates arrived
 #pragma once
 
 #include "cake/gdn/sm90/backward_chain.cuh"
@@ -26,33 +28,88 @@ struct ReverseSmem {
   Stage stage[kStages];
   char staging[kGroups][2 * kHalfStateBlockBytes];
   alignas(128) float scalars[kStages][kStageScalars][kChunk];
+  float log2_decay[2][kChunk];  // of the chunk whose P is made, by turns
   StageBarriers<kStages> barriers;
 };
 static_assert(sizeof(ReverseSmem<2>) == reverse_chain_sm90_smem_bytes(2) && sizeof(ReverseSmem<1>) == reverse_chain_sm90_smem_bytes(1));
 
+// A warp's rows of P from its Q K^T, with the bits of the chunk_output program's.
+__device__ __forceinline__ void store_attention(char* tile_to, const Fragment& products, const float (&log2_decay)[kChunk], float scale,
+                                                int block, int lane) {
+  const LaneOffsets offsets(lane);
+  const int g = lane >> 2, c = lane & 3;
+  const float b[2] = {log2_decay[16 * block + g], log2_decay[16 * block + g + 8]};
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    uint32_t packed[4] = {};
+    if (s <= block) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        const float2 b_column = *reinterpret_cast<const float2*>(log2_decay + 16 * s + 8 * n + 2 * c);
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float decay = ptx::exp2_approx(__fsub_rn(b[i >> 1], i & 1 ? b_column.y : b_column.x));
+          const int below = 16 * (block - s) + g + 8 * (i >> 1) - (8 * n + 2 * c + (i & 1));
+          // Above the diagonal the decay may be infinite: select, never multiply by zero.
+          x[i] = below >= 0 ? __fmul_rn(__fmul_rn(scale, decay), products[8 * s + 4 * n + i]) : 0.f;
+        }
+        packed[2 * n] = ptx::pack_bf16(x[0], x[1]);
+        packed[2 * n + 1] = ptx::pack_bf16(x[2], x[3]);
+      }
+    }
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * block, 2 * s), packed[0],
+                     packed[1], packed[2], packed[3]);
+  }
+}
+
 template <int kGroups>
 __device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int thread) {
   using Smem = ReverseSmem<kGroups>;
-  const int key_head = work.head / p.heads.group;
-  feed_stages<Smem::kStages>(
-      smem.barriers, work.last_chunk(), -1, work.segment.chunks, thread,
-      [&](int stage, int chunk) {
-        const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
-        uint64_t* full = &smem.barriers.full[stage];
-        constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
-        ptx::mbarrier_arrive_expect_bytes(full, 2 * kSquareTileBytes + kScalarBytes);
-        ptx::bulk_load(smem.stage[stage].inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
-        ptx::bulk_load(smem.stage[stage].attention, p.attention + record * kSquareTileBytes, kSquareTileBytes, full);
-        ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, kScalarBytes, full);
-      },
-      [&](int stage, int chunk) {
-        const TokenPlace at = work.place_of_chunk(chunk, p.heads);
-        const int tokens = work.tokens_of(chunk);
-        auto& to = smem.stage[stage];
-        copy_rows<kWarpgroupThreads, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
-        copy_rows<kWarpgroupThreads, 8 * kGroups>(to.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
-        copy_rows<kWarpgroupThreads, 16>(to.q, p.q, at, tokens, key_head, 0, thread);
-      });
+  const int key_head = work.head / p.heads.group, block = thread >> 5, lane = thread & 31;
+  Turn<Smem::kStages> turn;
+  int chunk = work.last_chunk();
+#pragma unroll 1
+  for (int i = 0; i < work.segment.chunks; ++i, --chunk, turn.advance()) {
+    auto& stage = smem.stage[turn.stage];
+    auto& log2_decay = smem.log2_decay[i & 1];
+    uint64_t* full = &smem.barriers.full[turn.stage];
+    const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
+    const float* const scalars = p.scalars + record * kScalarFloats;
+    const TokenPlace at = work.place_of_chunk(chunk, p.heads);
+    const int tokens = work.tokens_of(chunk);
+    ptx::mbarrier_wait(&smem.barriers.free[turn.stage], turn.parity ^ 1);
+    copy_rows<kWarpgroupThreads, 16>(stage.k, p.k, at, tokens, key_head, 0, thread);
+    copy_rows<kWarpgroupThreads, 16>(stage.q, p.q, at, tokens, key_head, 0, thread);
+    if (thread < kChunk / 4) {
+      ptx::cp_async_16(ptx::shared_address(log2_decay + 4 * thread), scalars + kLog2Decay * kChunk + 4 * thread, true);
+    }
+    ptx::cp_async_commit();
+    copy_rows<kWarpgroupThreads, 8 * kGroups>(stage.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
+    ptx::cp_async_commit();
+    if (thread == 0) {
+      constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
+      ptx::mbarrier_arrive_expect_bytes(full, kSquareTileBytes + kScalarBytes);
+      ptx::bulk_load(stage.inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
+      ptx::bulk_load(smem.scalars[turn.stage], scalars, kScalarBytes, full);
+    }
+    ptx::cp_async_wait<1>();
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(3, kWarpgroupThreads);
+
+    Fragment products;
+    ptx::wgmma_keep(products);
+    ptx::wgmma_fence();
+    rows_times_rows(products, ptx::shared_address(stage.q), ptx::shared_address(stage.k));
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(products);
+    store_attention(stage.attention, products, log2_decay, p.scale, block, lane);
+    ptx::cp_async_wait<0>();
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(full);
+  }
 }
 
 template <Reverse kUse, int kGroups>
@@ -82,14 +139,11 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   }
 
   Turn<Smem::kStages> turn;
-  [[maybe_unused]] int before = 0;
-  const int last_chunk = work.last_chunk();
 #pragma unroll 1
-  for (int chunk = last_chunk; chunk >= work.segment.first_chunk; --chunk) {
+  for (int chunk = work.last_chunk(); chunk >= work.segment.first_chunk; --chunk) {
     auto& stage = smem.stage[turn.stage];
     const auto& scalars = smem.scalars[turn.stage];
     char* const grad_o = stage.grad_o[group];
-    const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
     const uint32_t k_tile = ptx::shared_address(stage.k), grad_tile = ptx::shared_address(grad_o);
     uint32_t packed[32];
     pack_operand(packed, state);
@@ -116,8 +170,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     }
 
     if constexpr (kUse == Reverse::kGradients) {
-      // dS1 of the chunk before has left the staging; its dR, the last group, may be on its way.
-      if (leads) ptx::bulk_wait_read<1>();
+      if (leads) ptx::bulk_wait_read<0>();
       group_barrier();
       stage_state(staging, packed, block, offsets);
     }
@@ -134,6 +187,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     if constexpr (kUse == Reverse::kGradients) {
       ptx::fence_async_shared();
       group_barrier();
+      const int64_t record = part_record(p.heads, p.part, chunk, work.head);
       if (leads) store_staged_state(p.exit_gradients + record * kStateTileBytes, staging, group_column);
     }
 
@@ -159,13 +213,12 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     ptx::wgmma_wait<1>();
     ptx::wgmma_keep(y);
 
-    uint32_t residual_grad[16], grad_v[16], grad_keys[16];
+    uint32_t grad_v[16], grad_keys[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 gamma = pair_of(scalars[kGamma], i, c), beta = pair_of(scalars[kBeta], i, c);
-      residual_grad[i] = ptx::pack_bf16(y[2 * i], y[2 * i + 1]);
       const float x = __fmul_rn(beta.x, y[2 * i]), w = __fmul_rn(beta.y, y[2 * i + 1]);
-      grad_v[i] = ptx::pack_bf16(x, w);
+      grad_v[i] = ptx::pack_bf16(fabsf(beta.x) < p.deferred_below ? y[2 * i] : x, fabsf(beta.y) < p.deferred_below ? y[2 * i + 1] : w);
       grad_keys[i] = ptx::pack_bf16(__fmul_rn(-gamma.x, x), __fmul_rn(-gamma.y, w));
     }
     ptx::wgmma_keep(grad_keys);
@@ -174,37 +227,24 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     ptx::wgmma_commit();
 
     if constexpr (kUse == Reverse::kGradients) {
-      if (leads) ptx::bulk_wait_read<0>();
       group_barrier();
-      if (leads && chunk != last_chunk) ptx::mbarrier_arrive(&smem.barriers.free[before]);
-      before = turn.stage;
-      stage_tokens(grad_o, residual_grad, block, offsets);
-      stage_tokens(staging, grad_v, block, offsets);
-      ptx::fence_async_shared();
+      stage_tokens(grad_o, grad_v, block, offsets);
       group_barrier();
-      if (leads) {
-        ptx::bulk_store(p.residual_gradients + record * kTokenTileBytes + group_column / 64 * kBlockBytes, grad_o, kBlockBytes);
-        ptx::bulk_commit();
-      }
-      {
-        char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column;
-        const int tokens = work.tokens_of(chunk);
+      char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column;
+      const int tokens = work.tokens_of(chunk);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int row = 16 * i + (thread >> 3), unit = thread & 7;
-          if (row < tokens) {
-            *reinterpret_cast<uint4*>(to + row * 2 * p.grad_v.token_stride + 16 * unit) =
-                *reinterpret_cast<const uint4*>(staging + tile::unit_offset<kChunk>(row, unit));
-          }
+      for (int i = 0; i < 4; ++i) {
+        const int row = 16 * i + (thread >> 3), unit = thread & 7;
+        if (row < tokens) {
+          *reinterpret_cast<uint4*>(to + row * 2 * p.grad_v.token_stride + 16 * unit) =
+              *reinterpret_cast<const uint4*>(grad_o + tile::unit_offset<kChunk>(row, unit));
         }
       }
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);
-    if constexpr (kUse == Reverse::kPairs) {
-      group_barrier();
-      if (leads) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
-    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
     turn.advance();
   }
   if (leads) ptx::bulk_wait<0>();
@@ -220,7 +260,7 @@ template <Reverse kUse, int kGroups>
 __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
   auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
-  ChainPlace work = chain_place<kGroups>(p.tables, p.heads);
+  ChainPlace work = chain_place<kGroups>(p.tables, p.heads, p.part);
   if (work.segment.sequence < 0) return;
   if constexpr (kUse == Reverse::kPairs) {
     if (work.segment.first()) return;  // nothing precedes it
@@ -231,13 +271,13 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
       work.forgets = true;
     }
   }
-  if (threadIdx.x == 0) smem.barriers.init(kGroups);
+  if (threadIdx.x == 0) smem.barriers.init(4 * kGroups);
   __syncthreads();
   if (warp < 4 * kGroups) {
-    ptx::take_registers<232>();
+    ptx::take_registers<208>();
     run_reverse<kUse, kGroups>(smem, p, work, warp >> 2, warp & 3, lane);
   } else {
-    ptx::give_registers<40>();
+    ptx::give_registers<88>();
     feed_reverse<kGroups>(smem, p, work, threadIdx.x - kWarpgroupThreads * kGroups);
   }
 }

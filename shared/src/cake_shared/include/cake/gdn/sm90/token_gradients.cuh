@@ -1,14 +1,19 @@
 // token_gradients_sm90: dq, dk, the gradients of the gates and of beta; persistent CTAs, an item is a chunk and key head.
 //
-//   dP   = scale (dO V'^T) Gamma                       N = -strict_lower(dR V'^T) Gamma,   M = beta N
-//   dQ  += scale gamma (dO S0^T) + dP K                dK += -beta gamma (dR S0^T) + e (V' dS1^T) + (M + M^T) K + dP^T Q
-//   dbeta_i = dR_i . V_i - gamma_i k_i . (dR S0^T)_i + sum_j N_ij (K K^T)_ij            (the first two are dR . X)
+//   dP   = scale (dO V'^T) Gamma                       M = -strict_lower(dV V'^T) Gamma
+//   dQ  += scale gamma (dO S0^T) + dP K                dK += -gamma (dV S0^T) + e (V' dS1^T) + (M + M^T) K + dP^T Q
+//   dbeta_i = dV_i . V'_i / beta_i^2
 //   E = M (K K^T) + dP (Q K^T), below the diagonal
 //   dg_t = sum_{i >= t > j} E_ij + sum_{i >= t} in_i + sum_{j < t} end_j + gamma_C <dS1, S0>
 //
-// Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers; half 0 makes dP,
-// half 1 makes N and M. A third warpgroup: warp 8 fetches tiles by bulk copy, warp 9 copies rows of K, Q and dO, both into one ring of 16 KB
-// slots whose order follows the order of release; warps 10 and 11 take turns at the sums over tokens. Every sum has one order, whatever the grid.
+// dV is beta dR, and V'_i = beta_i (X_i - sum_j Gamma_ij (k_i . k_j) V'_j), so dbeta_i = dR_i . V'_i / beta_i. Where beta is too small
+// for that, the row of dV holds dR, dbeta_i = dR_i . V_i - gamma_i k_i . (dR S0^T)_i + sum_j N_ij (K K^T)_ij with
+// N = -strict_lower(dR V'^T) Gamma, M = beta N, and the warp that finishes the head puts dv there.
+//
+// Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers; half 0 makes
+// dP, half 1 makes M. A third warpgroup: warp 8 fetches tiles by bulk copy, warp 9 copies rows of K, Q, dO and dv, both into one ring of
+// 16 KB slots whose order follows the order of release; warps 10 and 11 take turns at the sums over tokens. Every sum has one order,
+// whatever the grid.
 // barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
 //           named 1: dP and M written by both halves; matrices_free: their readers are done; named 2, 3: a half is past its rows
 //           sums_full[2] -> finishing warp of that turn -> sums_free[2]
@@ -26,7 +31,7 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
   const uint32_t interaction_grad = ptx::shared_address(smem.interaction_grad);
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
 
-  const uint32_t items = used_chunks(p.tables) * p.heads.key_heads;
+  const uint32_t items = used_chunks(p.tables) * p.part.key_heads;
   uint32_t head = 0;
 #pragma unroll 1
   for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < items; ++nth) {
@@ -67,10 +72,10 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       const auto& scalars = smem.scalars[stage];
       Fragment z, w;
 
-      const uint32_t grad_o = arrived(kGradO), residual_grad = arrived(kResidualGrad), writes = arrived(kWrites);
+      const uint32_t grad_o = arrived(kGradO), grad_v = arrived(kGradV), writes = arrived(kWrites);
       ptx::wgmma_keep(z);
       ptx::wgmma_fence();
-      rows_times_rows(z, at.half ? residual_grad : grad_o, writes);
+      rows_times_rows(z, at.half ? grad_v : grad_o, writes);
       ptx::wgmma_commit();
       const uint32_t entry[2] = {arrived(kEntryState), arrived(kEntryState + 1)};
       ptx::wgmma_keep(w);
@@ -83,26 +88,30 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(z);
       uint32_t terms[8][2];
-      const Rows matrix = make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars, p.scale, at, offsets);
+      const Rows beta = of_rows(scalars[kBeta], at.row);
+      const Rows from_row = {is_deferred(beta.x) ? beta.x : 1.f, is_deferred(beta.y) ? beta.y : 1.f};
+      const MatrixSums found = make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars, from_row, p.scale,
+                                             at, offsets);
       if (at.half && at.c == 0) {
-        sums.beta_matrix[at.row] = matrix.x;
-        sums.beta_matrix[at.row + 8] = matrix.y;
+        sums.beta_matrix[at.row] = found.matrix.x;
+        sums.beta_matrix[at.row + 8] = found.matrix.y;
+      }
+      if (at.half && has_diagonal(at)) {
+        sums.value_writes[at.row] = found.diagonal.x;
+        sums.value_writes[at.row + 8] = found.diagonal.y;
       }
       ptx::fence_async_shared();
       ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);
 
       ptx::wgmma_keep(z);
       ptx::wgmma_fence();
-      rows_times_state(z, residual_grad, at.half ? entry[1] : entry[0]);
+      rows_times_state(z, grad_v, at.half ? entry[1] : entry[0]);
       ptx::wgmma_commit();
       sum_crossing(sums.crossing[at.warp], terms, at);
-      Values values;
-      load_values(values, p.v, place_of(place.x, p.heads.tokens_per_row), place.y,
-                  place.z * p.heads.group + member, at);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(w);
       release(kGradO);
-      const Rows gamma = of_rows(scalars[kGamma], at.row), beta = of_rows(scalars[kBeta], at.row);
+      const Rows gamma = of_rows(scalars[kGamma], at.row);
       const Rows by_query = {__fmul_rn(p.scale, gamma.x), __fmul_rn(p.scale, gamma.y)};
       const Rows query = add_scaled(grad_q, w, by_query, q_block, at);
 
@@ -118,14 +127,14 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
 
       const float states = state_dot(exit, entry, at, offsets);
       if (at.lane == 0) sums.state_dot[at.warp] = states;
-      dot_values(sums.beta_value[at.half], smem.slot[tiles.slot(kResidualGrad)] + at.half * kBlockBytes, values, at);
 
       ptx::wgmma_wait<2>();
       ptx::wgmma_keep(z);
-      release(kResidualGrad);
+      __syncwarp();
+      release(kGradV);
       release(kEntryState);
       release(kEntryState + 1);
-      const Rows by_key = {-__fmul_rn(beta.x, gamma.x), -__fmul_rn(beta.y, gamma.y)};
+      const Rows by_key = {-__fmul_rn(from_row.x, gamma.x), -__fmul_rn(from_row.y, gamma.y)};
       const Rows key = add_scaled(grad_k, z, by_key, k_block, at);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(w);

@@ -17,22 +17,23 @@ __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParam
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
       const Tiles tiles = order.next_head();
-      const int64_t record = item.record(p.heads, item.key_head * p.heads.group + member);
+      const int value_head = item.key_head * p.heads.group + member;
+      const int64_t record = item.record(p.heads, value_head);
+      const int64_t tile = part_record(p.heads, p.part, item.chunk_index, value_head);
       const int stage = head % kScalarStages;
       ptx::mbarrier_wait(&smem.scalars_free[stage], (head / kScalarStages & 1) ^ 1);
       smem.tiles[stage] = tiles;
       ptx::mbarrier_arrive_expect_bytes(&smem.scalars_full[stage], 4 * kScalarFloats);
       ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, 4 * kScalarFloats, &smem.scalars_full[stage]);
-      const char* const from[] = {p.residual_gradients + record * kTokenTileBytes,
-                                  p.writes + record * kTokenTileBytes,
-                                  p.entry_states + record * kStateTileBytes,
-                                  p.entry_states + record * kStateTileBytes + kStateBlockBytes,
-                                  p.exit_gradients + record * kStateTileBytes,
-                                  p.exit_gradients + record * kStateTileBytes + kStateBlockBytes};
+      const char* const from[] = {p.writes + tile * kTokenTileBytes,
+                                  p.entry_states + tile * kStateTileBytes,
+                                  p.entry_states + tile * kStateTileBytes + kStateBlockBytes,
+                                  p.exit_gradients + tile * kStateTileBytes,
+                                  p.exit_gradients + tile * kStateTileBytes + kStateBlockBytes};
 #pragma unroll
-      for (int i = 0; i < kTiles - 1; ++i) {
-        const int slot = tiles.slot(kResidualGrad + i);
-        ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(kResidualGrad + i) ^ 1);
+      for (int i = 0; i < kTiles - kWrites; ++i) {
+        const int slot = tiles.slot(kWrites + i);
+        ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(kWrites + i) ^ 1);
         ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot], kSlotBytes);
         ptx::bulk_load(smem.slot[slot], from[i], kSlotBytes, &smem.slot_full[slot]);
       }
@@ -40,25 +41,16 @@ __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParam
   }
 }
 
-// Publishes the rows that the warp has copied: they are visible to wgmma when the barrier's phase ends.
+// Publishes the rows that the warp has copied, but for the last kPending groups: they are visible to wgmma when the barrier's phase ends.
+template <int kPending>
 __device__ __forceinline__ void publish_rows(uint64_t* full, int lane) {
-  ptx::cp_async_commit();
-  ptx::cp_async_wait<0>();
+  ptx::cp_async_wait<kPending>();
   ptx::fence_async_shared();
   __syncwarp();
   if (lane == 0) ptx::mbarrier_arrive(full);
 }
 
-// Brings a head's rows of V into L2, where the consumers will look for them.
-__device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPlace first, int tokens, int head, int lane) {
-#pragma unroll 1
-  for (int i = lane; i < 2 * tokens; i += 32) {
-    const char* line = row_pointer(values, {first.row, first.token + (i >> 1)}, head) + 128 * (i & 1);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-  }
-}
-
-// Rows of K, Q and dO, by one warp: any strides, and zeros past a chunk's last token.
+// Rows of K, Q, dO and dv, by one warp: any strides, and zeros past a chunk's last token.
 __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, int lane) {
   const uint32_t chunks = used_chunks(p.tables);
   Item item;
@@ -74,18 +66,44 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
       smem.rows[stage] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots);
       for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_full[rows.slot(i)]);  // their phases go on; rows_full is waited for
     }
-    publish_rows(&smem.rows_full[stage], lane);
+    ptx::cp_async_commit();
+    publish_rows<0>(&smem.rows_full[stage], lane);
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member) {
-      const int head = item.key_head * p.heads.group + member;
       const Tiles tiles = order.next_head();
-      const int slot = tiles.slot(kGradO);
-      ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(kGradO) ^ 1);
-      copy_rows<32, 16>(smem.slot[slot], p.grad_o, at, item.tokens, head, 0, lane);
-      prefetch_values(p.v, at, item.tokens, head, lane);
-      publish_rows(&smem.slot_full[slot], lane);
+      for (int tile = kGradO; tile <= kGradV; ++tile) {
+        const int slot = tiles.slot(tile);
+        ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(tile) ^ 1);
+        copy_rows<32, 16>(smem.slot[slot], tile == kGradO ? p.grad_o : p.grad_v, at, item.tokens,
+                          item.key_head * p.heads.group + member, 0, lane);
+        ptx::cp_async_commit();
+      }
+      publish_rows<1>(&smem.slot_full[tiles.slot(kGradO)], lane);
+      publish_rows<0>(&smem.slot_full[tiles.slot(kGradV)], lane);
     }
   }
+}
+
+// dR . V of a deferred row, by one thread, which then puts dv in its place.
+__device__ __forceinline__ float finish_deferred_row(const TokenGradientsParams& p, TokenPlace token, int head, float beta) {
+  uint4* const grad = reinterpret_cast<uint4*>(row_pointer(p.grad_v, token, head));
+  const uint4* const values = reinterpret_cast<const uint4*>(row_pointer(p.v, token, head));
+  float dot = 0.f;
+#pragma unroll 1
+  for (int unit = 0; unit < 16; ++unit) {
+    uint4 x = grad[unit];
+    const uint4 v = values[unit];
+    uint32_t* const words[] = {&x.x, &x.y, &x.z, &x.w};
+    const uint32_t other[] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float low = ptx::low_bf16(*words[i]), high = ptx::high_bf16(*words[i]);
+      dot = fmaf(high, ptx::high_bf16(other[i]), fmaf(low, ptx::low_bf16(other[i]), dot));
+      *words[i] = ptx::pack_bf16(__fmul_rn(beta, low), __fmul_rn(beta, high));
+    }
+    grad[unit] = x;
+  }
+  return dot;
 }
 
 // The sums over tokens and the stores of one value head, by one warp; a lane has tokens 2 lane and 2 lane + 1.
@@ -139,10 +157,15 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
       partial[1] += grad_gate;
     }
     store_scalar(p.grad_gate, token, head, grad_gate);
-    float grad_beta = __fadd_rn(sums.key_residual[0][row], sums.key_residual[1][row]);
-    grad_beta = __fadd_rn(__fsub_rn(__fadd_rn(sums.beta_value[0][row], sums.beta_value[1][row]), grad_beta), sums.beta_matrix[row]);
+    const float beta = scalars[kBeta][row];
+    float grad_beta;
+    if (is_deferred(beta)) {
+      grad_beta = __fsub_rn(finish_deferred_row(p, token, head, beta), __fadd_rn(sums.key_residual[0][row], sums.key_residual[1][row]));
+      grad_beta = __fadd_rn(grad_beta, sums.beta_matrix[row]);
+    } else {
+      grad_beta = __fdiv_rn(__fdiv_rn(sums.value_writes[row], beta), beta);
+    }
     if (p.beta_top != 0.f) {
-      const float beta = scalars[kBeta][row];
       grad_beta = __fmul_rn(grad_beta, __fmul_rn(beta, __fsub_rn(1.f, __fdiv_rn(beta, p.beta_top))));
     }
     store_scalar(p.grad_beta, token, head, grad_beta);

@@ -29,18 +29,25 @@ __device__ __forceinline__ uint32_t word_of(const char* block, const Place& at, 
 
 using Products = uint32_t[16];  // a fragment rounded to BF16: what a CTA keeps through the heads of a group
 
-// Turns dO V'^T (half 0) into dP, or dR V'^T (half 1) into M, in a tile of shared memory, and leaves the summands of E as right
-// operands: element (i, j) of E in terms[j / 8][i / 8]. Returns sum_j N_ij (K K^T)_ij of half 1.
-__device__ __forceinline__ Rows make_matrices(const Fragment& z, const Products& products, uint32_t matrix_tile,
-                                              uint32_t (&terms)[8][2], const float (&scalars)[kScalarRows][kChunk], float scale,
-                                              const Place& at, const LaneOffsets& offsets) {
-  const Rows b = of_rows(scalars[kLog2Decay], at.row), beta = of_rows(scalars[kBeta], at.row);
+// Turns dO V'^T (half 0) into dP, or dV V'^T (half 1) into M, in a tile of shared memory, and leaves the summands of E as right
+// operands: element (i, j) of E in terms[j / 8][i / 8]. `by` is what rows of half 1 are to be multiplied by: beta where they are those of
+// dR. Returns sum_j N_ij (K K^T)_ij of half 1's deferred rows, and the diagonal of z, which the threads of `has_diagonal` hold.
+struct MatrixSums {
+  Rows matrix, diagonal;
+};
+__device__ __forceinline__ bool has_diagonal(const Place& at) { return at.lane >> 3 == at.c; }
+__device__ __forceinline__ MatrixSums make_matrices(const Fragment& z, const Products& products, uint32_t matrix_tile,
+                                                    uint32_t (&terms)[8][2], const float (&scalars)[kScalarRows][kChunk], Rows row_factor,
+                                                    float scale, const Place& at, const LaneOffsets& offsets) {
+  const Rows b = of_rows(scalars[kLog2Decay], at.row);
   const float sign = at.half ? -1.f : scale;
-  const float by[2] = {at.half ? beta.x : 1.f, at.half ? beta.y : 1.f};
+  const float by[2] = {at.half ? row_factor.x : 1.f, at.half ? row_factor.y : 1.f};
+  Rows diagonal = {0.f, 0.f};
   const int below = at.row - 2 * at.c, kept = below - at.half;  // how far the thread's first element is below the diagonal
   float matrix[2] = {0.f, 0.f};
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
+    if (s == at.block) diagonal = at.lane & 4 ? Rows{z[8 * s + 1], z[8 * s + 7]} : Rows{z[8 * s], z[8 * s + 6]};
     uint32_t packed[4];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -68,7 +75,7 @@ __device__ __forceinline__ Rows make_matrices(const Fragment& z, const Products&
     ptx::stmatrix_x4(tile::fragment_address<kChunk>(matrix_tile, offsets.row_major, 16 * at.block, 2 * s), packed[0], packed[1],
                      packed[2], packed[3]);
   }
-  return {quad_sum(matrix[0]), quad_sum(matrix[1])};
+  return {{quad_sum(matrix[0]), quad_sum(matrix[1])}, diagonal};
 }
 
 // sums[t] = sum over the warp's rows i >= t and all j < t of E_ij, as products of triangles of ones with E^T.
@@ -117,42 +124,6 @@ __device__ __forceinline__ Rows add_scaled(Fragment& gradient, const Fragment& z
     }
   }
   return {quad_sum(dot[0]), quad_sum(dot[1])};
-}
-
-// The thread's share of V: 16 bytes of each of its rows from every 32 columns of its half. Zeros past the last token.
-using Values = uint4[2][2];
-__device__ __forceinline__ void load_values(Values& v, const TokenRows& values, TokenPlace first, int tokens, int head, const Place& at) {
-  const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 128 * at.half + 16 * at.c;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const bool valid = at.row + 8 * i < tokens;
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      v[i][s] = make_uint4(0, 0, 0, 0);
-      if (valid) v[i][s] = *reinterpret_cast<const uint4*>(source + i * 16 * values.token_stride + 64 * s);
-    }
-  }
-}
-
-// sums[row] = dR . V over the half's columns: diagonals of dR V^T, whose contraction takes columns in the order of `load_values`.
-__device__ __forceinline__ void dot_values(float (&sums)[kChunk], const char* residual_block, const Values& v, const Place& at) {
-  float dot[2][4] = {};
-#pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    const char* source = residual_block + tile::unit_offset<kChunk>(at.row, 4 * s + at.c);
-    const uint4 x = *reinterpret_cast<const uint4*>(source), y = *reinterpret_cast<const uint4*>(source + 1024);
-    const uint32_t low[4] = {x.x, y.x, x.y, y.y}, high[4] = {x.z, y.z, x.w, y.w};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      ptx::mma_bf16(dot[i], low, v[i][s].x, v[i][s].y);
-      ptx::mma_bf16(dot[i], high, v[i][s].z, v[i][s].w);
-    }
-  }
-  const int g = at.lane >> 2;
-  if (g >> 1 == at.c) {
-    sums[at.row] = g & 1 ? dot[0][1] : dot[0][0];
-    sums[at.row + 8] = g & 1 ? dot[1][3] : dot[1][2];
-  }
 }
 
 // The warp's share of <dS1, S0>: 16 rows of both tiles, as the diagonals of products of their 16 x 16 blocks.

@@ -9,7 +9,7 @@ inline constexpr int kThreads = 384;
 inline constexpr int kConsumerWarps = 8;
 
 // A value head brings these tiles, in the order in which they are first needed; an item brings K and Q before them.
-enum Tile : int { kGradO, kResidualGrad, kWrites, kEntryState, kExitGrad = kEntryState + 2, kTiles = kExitGrad + 2 };
+enum Tile : int { kGradO, kGradV, kWrites, kEntryState, kExitGrad = kEntryState + 2, kTiles = kExitGrad + 2 };
 inline constexpr int kSlots = 12;
 inline constexpr uint32_t kSlotBytes = kTokenTileBytes;
 static_assert(2 * kSlotBytes == kStateTileBytes, "a state tile takes two slots, one a block of key columns");
@@ -53,7 +53,7 @@ struct SlotOrder {
     return tiles;
   }
 
-  // Released are dO, dR, S0, V', dS1.
+  // Released are dO, dV, S0, V', dS1.
   __device__ __forceinline__ Tiles next_head() {
     const Tiles tiles = fill<kTiles>();
     const uint32_t x = tiles.slots;
@@ -68,9 +68,9 @@ struct Sums {
   float crossing[kConsumerWarps][kChunk];  // of a warp's rows, for the gates up to them
   float entering[2][kChunk];
   float leaving[2][kChunk];
-  float key_residual[2][kChunk];  // gamma k . (dR S0^T)
-  float beta_matrix[kChunk];
-  float beta_value[2][kChunk];    // dR . V
+  float value_writes[kChunk];     // dV . V'
+  float key_residual[2][kChunk];  // gamma k . (dR S0^T), of deferred rows
+  float beta_matrix[kChunk];      // likewise
   float state_dot[kConsumerWarps];
 };
 
@@ -101,14 +101,17 @@ struct Item {
   }
 };
 
+// Rows of dv that hold dR, see kDeferredBelow.
+__device__ __forceinline__ bool is_deferred(float beta) { return fabsf(beta) < kDeferredBelow; }
+
 __device__ __forceinline__ uint32_t used_chunks(const PackTables& tables) { return tables.chunk_offsets[tables.sequences]; }
 
 // The CTA's nth item; false where it has no more.
 __device__ __forceinline__ bool item_of(const TokenGradientsParams& p, uint32_t chunks, uint32_t nth, Item& item) {
-  const uint32_t index = blockIdx.x + nth * gridDim.x;
-  item.chunk_index = index / p.heads.key_heads;
+  const uint32_t index = blockIdx.x + nth * gridDim.x, key_heads = p.part.key_heads;
+  item.chunk_index = index / key_heads;
   if (item.chunk_index >= chunks) return false;
-  item.key_head = index - item.chunk_index * p.heads.key_heads;
+  item.key_head = p.part.first_key_head + static_cast<int>(index - item.chunk_index * key_heads);
   const ChunkEntry& chunk = p.tables.chunks[item.chunk_index];
   item.first_token = chunk.first_token;
   item.tokens = chunk.tokens;

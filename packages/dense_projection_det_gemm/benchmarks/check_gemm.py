@@ -4,34 +4,22 @@ Run in the package's folder of a checkout: python benchmarks/check_gemm.py [--ou
 With --sanitize it also runs a few launches of every program under compute-sanitizer's four tools.
 """
 
-import argparse
-import datetime
 import hashlib
-import json
-import platform
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
-import cake_shared
 import dense_projection_det_gemm as det
-from cake_shared import jit
-from cake_shared.bench.gemm import relative_error
-from cake_shared.bench.gpu import gpu_facts
+from cake_shared.bench.gemm import BF16_LIMIT, relative_error
+from cake_shared.bench.gemm_check import Findings, GemmCheck
 from cake_shared.gemm import oracle
-from cake_shared.program import programs_of
-from cake_shared.target import target_of
 from cake_shared.testing.bits import bits_of, same_bits
 from cake_shared.testing.gemm_cuda import RAGGED, GemmCase, fp32_limit, layout_cases, normal
-from cake_shared.testing.sanitizer import sanitize
 from dense_projection_det_gemm import cuda
 
-PACKAGE = "dense_projection_det_gemm"
 BF16, FP32 = torch.bfloat16, torch.float32
 REPEATS = 20
-BF16_LIMIT = 2.5e-3
 ROUTER_LIMIT = 3e-7
 
 
@@ -122,62 +110,28 @@ def launch_for_the_sanitizer():
     det.router_forward(x.bfloat16(), w)
     det.router_dgrad(g, w)
     det.router_wgrad(g, x)
-    torch.cuda.synchronize()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gemm_h200.json")
-    parser.add_argument("--commit", default=None, help="commit of the checkout (default: git's answer)")
-    parser.add_argument("--sanitize", action="store_true", help="run a few launches under compute-sanitizer too")
-    parser.add_argument("--seconds", type=float, default=150.0, help="after which the tools are stopped")
-    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.launch:
-        launch_for_the_sanitizer()
-        return 0
-    target = target_of()
-    backend = cuda.gemm_backend(torch.device("cuda"))
-    failures, errors, hashes = {}, {}, {}
+def measure() -> Findings:
+    """Errors, hashes, and what is wrong, of all cases."""
+    backend, findings = cuda.gemm_backend(torch.device("cuda")), Findings()
     for name, call, exact, limit in calls():
-        errors[name], hashes[name], found = check(backend, call, exact, limit)
+        findings.errors[name], findings.sha256[name], found = check(backend, call, exact, limit)
         if found:
-            failures[name] = found
-            print(f"{name}: {'; '.join(found)}", file=sys.stderr)
-    commit = options.commit
-    if commit is None:
-        command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-        commit = subprocess.run(command, capture_output=True, text=True).stdout.strip() or "not known"
-    manifest = json.loads((jit.build_module(PACKAGE, target.name) / "manifest.json").read_text())
-    result = {
-        "what": "GEMMs against float64 (relative L2), repeated and planned for other SM counts for their bits",
-        "gpu": torch.cuda.get_device_name(),
-        "architecture": target.name,
-        "driver": gpu_facts()["driver"],
-        "date": datetime.date.today().isoformat(),
-        "commit": commit,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "nvcc": manifest["compiler"],
-        "cake_shared": cake_shared.__version__,
-        PACKAGE: det.__version__,
-        "programs": [record.program for record in programs_of(PACKAGE).records_for(target.name)],
-        "cases": len(errors),
-        "repeats": REPEATS,
-        "passed": len(errors) - len(failures),
-        "failed": len(failures),
-        "failures": failures,
-        "sha256": hashes,
-        "errors": {name: float(f"{error:.2e}") for name, error in errors.items()},
-    }
-    clean = True
-    if options.sanitize:
-        result["compute_sanitizer"], clean = sanitize(Path(__file__), options.seconds)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in result.items() if name not in ("sha256", "errors")}, indent=1))
-    return 1 if failures or not clean else 0
+            findings.refuse(name, found)
+    return findings
 
+
+CHECK = GemmCheck(
+    package="dense_projection_det_gemm",
+    version=det.__version__,
+    script=Path(__file__),
+    result="gemm_h200.json",
+    what="GEMMs against float64 (relative L2), repeated and planned for other SM counts for their bits",
+    repeats=REPEATS,
+    measure=measure,
+    launch=launch_for_the_sanitizer,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(CHECK.main())

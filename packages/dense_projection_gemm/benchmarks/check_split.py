@@ -4,33 +4,21 @@ Run in the package's folder of a checkout: python benchmarks/check_split.py [--o
 With --sanitize it also runs a few launches under compute-sanitizer's four tools.
 """
 
-import argparse
-import datetime
-import json
-import platform
 import sys
 from pathlib import Path
 
 import torch
 
-import cake_shared
 import dense_projection_gemm as free
-from cake_shared import jit
-from cake_shared.bench.environment import commit
-from cake_shared.bench.gemm import relative_error
-from cake_shared.bench.gpu import gpu_facts
+from cake_shared.bench.gemm import BF16_LIMIT, relative_error
+from cake_shared.bench.gemm_check import Findings, GemmCheck
 from cake_shared.gemm import oracle
 from cake_shared.gemm.problem import GemmProblem
-from cake_shared.program import programs_of
-from cake_shared.target import target_of
 from cake_shared.testing.gemm_cuda import GemmCase, fp32_limit, layout_cases
-from cake_shared.testing.sanitizer import sanitize
 from dense_projection_gemm import cuda
 from dense_projection_gemm.cuda_plan import plan_split
 
-PACKAGE = "dense_projection_gemm"
 BF16, FP32 = torch.bfloat16, torch.float32
-BF16_LIMIT = 2.5e-3
 REPEATS = 8
 
 
@@ -68,8 +56,9 @@ def check(backend, case, multiprocessors):
     return worst, BF16_LIMIT if case.out_dtype == BF16 else fp32_limit(case.k)
 
 
-def launch_for_the_sanitizer(backend):
+def launch_for_the_sanitizer():
     """A few launches of every program: whole and split tiles, both tiles, BF16, FP32 and accumulated results."""
+    backend = cuda.split_backend(torch.device("cuda"))
     for case, multiprocessors in (
         (GemmCase(260, 264, 140, "m", "n", FP32), 6),
         (GemmCase(260, 264, 140, "k", "n", BF16, pad=1), 6),
@@ -79,59 +68,31 @@ def launch_for_the_sanitizer(backend):
     ):
         (a, b), (out, _) = case.operands("cuda"), case.output("cuda")
         backend.prepare(plan_split(problem_of(case), multiprocessors), a, b, out)()
-    torch.cuda.synchronize()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "split_h200.json")
-    parser.add_argument("--commit", default="", help="commit of the checkout where git cannot say it")
-    parser.add_argument("--sanitize", action="store_true", help="run a few launches under compute-sanitizer too")
-    parser.add_argument("--seconds", type=float, default=150.0, help="after which the tools are stopped")
-    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    backend = cuda.split_backend(torch.device("cuda"))
-    if options.launch:
-        launch_for_the_sanitizer(backend)
-        return 0
-    errors, failures = {}, {}
+def measure() -> Findings:
+    """Errors, and what is wrong, of all cases."""
+    backend, findings = cuda.split_backend(torch.device("cuda")), Findings()
     for name, case, counts in cases():
         for multiprocessors in counts:
             label = f"{name}, {multiprocessors} SMs"
-            errors[label], limit = check(backend, case, multiprocessors)
-            if not errors[label] <= limit:
-                failures[label] = f"error {errors[label]:.2e}, limit {limit:.1e}"
-                print(f"{label}: {failures[label]}", file=sys.stderr)
-    target = target_of()
-    manifest = json.loads((jit.build_module(PACKAGE, target.name) / "manifest.json").read_text())
-    result = {
-        "what": "split GEMMs against float64 (relative L2), the largest of some repeats, planned for several SM counts",
-        "gpu": torch.cuda.get_device_name(),
-        "architecture": target.name,
-        "driver": gpu_facts()["driver"],
-        "date": datetime.date.today().isoformat(),
-        "commit": options.commit or commit(Path(__file__).resolve().parents[3]),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "nvcc": manifest["compiler"],
-        "cake_shared": cake_shared.__version__,
-        PACKAGE: free.__version__,
-        "programs": [record.program for record in programs_of(PACKAGE).records_for(target.name)],
-        "cases": len(errors),
-        "repeats": REPEATS,
-        "passed": len(errors) - len(failures),
-        "failed": len(failures),
-        "failures": failures,
-        "errors": {name: float(f"{error:.2e}") for name, error in errors.items()},
-    }
-    clean = True
-    if options.sanitize:
-        result["compute_sanitizer"], clean = sanitize(Path(__file__), options.seconds)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in result.items() if name != "errors"}, indent=1))
-    return 1 if failures or not clean else 0
+            error, limit = check(backend, case, multiprocessors)
+            findings.errors[label] = error
+            if not error <= limit:
+                findings.refuse(label, f"error {error:.2e}, limit {limit:.1e}")
+    return findings
 
+
+CHECK = GemmCheck(
+    package="dense_projection_gemm",
+    version=free.__version__,
+    script=Path(__file__),
+    result="split_h200.json",
+    what="split GEMMs against float64 (relative L2), the largest of some repeats, planned for several SM counts",
+    repeats=REPEATS,
+    measure=measure,
+    launch=launch_for_the_sanitizer,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(CHECK.main())

@@ -1,11 +1,15 @@
 """Compares the rule on this GPU with float64 and with itself, and writes the result file that its records name.
 
-Run in the package's folder of a checkout: python benchmarks/check_rule.py [--out benchmarks/results/rule_h200.json]
+    python packages/cake_gdn_det_train/benchmarks/check_rule.py
+    python packages/cake_gdn_det_train/benchmarks/check_rule.py --package cake_gdn_train
+
+The twin promises no bits; today it runs the same blocks, so its repeats are compared too.
 """
 
 import argparse
 import datetime
 import hashlib
+import importlib
 import json
 import platform
 import subprocess
@@ -14,9 +18,7 @@ from pathlib import Path
 
 import torch
 
-import cake_gdn_det_train
 import cake_shared
-from cake_gdn_det_train import chunk_gated_delta_rule, cuda
 from cake_shared import jit
 from cake_shared.program import programs_of
 from cake_shared.target import target_of
@@ -26,7 +28,8 @@ from cake_shared.testing.gdn_inputs import GATES, base, packed, states
 from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, widened
 from cake_shared.testing.gdn_run import run
 
-PACKAGE = "cake_gdn_det_train"
+PACKAGES = ("cake_gdn_det_train", "cake_gdn_train")
+# Of the deterministic package check_gate.py compares them with the CPU bit for bit.
 GATE_STAGES = ("pack_offsets", "prologue")
 REPEATS = 20
 
@@ -57,6 +60,8 @@ def cases():
         yield f"heads {heads}/{value_heads}", base(330, heads, value_heads)
     yield "batch of three", with_states(base(200, 2, 4, B=3), 3)
     yield "pack with empty sequences", with_states(packed(base(300, 1, 2), (0, 5, 0, 65, 200)), 5)
+    lengths = tuple(i % 2 for i in range(1030))  # more than the prologue scans by itself
+    yield "pack of 1030 sequences", with_states(packed(base(sum(lengths), 1, 2), lengths), len(lengths))
     yield "segments", with_states(packed(base(8193 + 12288 + 70, 1, 2), (8193, 70, 12288)), 3)
     case = with_states(base(200, 1, 2), 1)
     options = {
@@ -79,15 +84,15 @@ def digest(results) -> str:
     return sha.hexdigest()
 
 
-def check_case(case) -> tuple[dict[str, float], str, list[str]]:
+def check_case(rule, case) -> tuple[dict[str, float], str, list[str]]:
     """Errors by result, the hash of all results, and what is wrong."""
     on_gpu = moved(case, "cuda")
-    results = run(chunk_gated_delta_rule, on_gpu)
+    results = run(rule, on_gpu)
     found = []
     for _ in range(REPEATS):
-        again = run(chunk_gated_delta_rule, on_gpu)
+        again = run(rule, on_gpu)
         found += [f"{name}: other bits on a repeat" for name in results if not same_bits(again[name], results[name])]
-    expected = run(chunk_gated_delta_rule, widened(case))
+    expected = run(rule, widened(case))
     errors = {}
     for name, actual in on_cpu(results).items():
         if actual is None:
@@ -109,9 +114,13 @@ def check_case(case) -> tuple[dict[str, float], str, list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "rule_h200.json")
+    parser.add_argument("--package", choices=PACKAGES, default=PACKAGES[0])
+    parser.add_argument("--out", type=Path, help="default: rule_h200.json in the results of the package")
     parser.add_argument("--commit", default=None, help="commit of the checkout (default: git's answer)")
     options = parser.parse_args()
+    package = importlib.import_module(options.package)
+    cuda = importlib.import_module(f"{options.package}.cuda")
+    out = options.out or Path(__file__).parents[2] / options.package / "benchmarks" / "results" / "rule_h200.json"
     torch.manual_seed(0)
     target = target_of()
     failures, errors, hashes = {}, {}, {}
@@ -119,14 +128,15 @@ def main() -> int:
     for name, case in cases():
         for pretended in (1, 1000):  # both widths of the chains
             backend.multiprocessors = pretended
-            errors[name], hashed, found = check_case(case)
+            errors[name], hashed, found = check_case(package.chunk_gated_delta_rule, case)
             if hashes.setdefault(name, hashed) != hashed:
                 found.append("the two widths of the chains give other bits")
             if found:
                 failures[name] = found
-                print(f"{name}: {'; '.join(found)}", file=sys.stderr)
-    entry = jit.build_module(PACKAGE, target.name)
-    records = [r for r in programs_of(PACKAGE).records_for(target.name) if r.stage not in GATE_STAGES]
+                print(f"{name}: {'; '.join(found)}", file=sys.stderr, flush=True)
+    entry = jit.build_module(options.package, target.name)
+    apart = GATE_STAGES if options.package == PACKAGES[0] else ()
+    records = [r for r in programs_of(options.package).records_for(target.name) if r.stage not in apart]
     result = {
         "what": "the rule against float64 (relative L2), with both widths of the chains, repeated for its bits",
         "gpu": torch.cuda.get_device_name(),
@@ -138,7 +148,7 @@ def main() -> int:
         "torch": torch.__version__,
         "nvcc": json.loads((entry / "manifest.json").read_text())["compiler"],
         "cake_shared": cake_shared.__version__,
-        "cake_gdn_det_train": cake_gdn_det_train.__version__,
+        options.package: package.__version__,
         "programs": [record.program for record in records],
         "cases": len(errors),
         "repeats": REPEATS,
@@ -148,8 +158,8 @@ def main() -> int:
         "sha256": hashes,
         "errors": {name: {k: float(f"{v:.2e}") for k, v in by.items()} for name, by in errors.items()},
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     return 1 if failures else 0
 

@@ -3,11 +3,13 @@
 import csv
 import ctypes
 import dataclasses
+import math
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from cake_gdn_det_train.cuda import ErrorWord
 from cake_shared import jit
@@ -15,10 +17,11 @@ from cake_shared.bench.gdn_gpu import title
 from cake_shared.emulator import native
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.cuda import rule
-from cake_shared.gdn.cuda.plan import Problem, chain_warps, plan_backward, plan_forward, slots_per_row
+from cake_shared.gdn.cuda.plan import ONE_WAVE_BYTES, Problem, chain_warps, plan_backward, plan_forward, slots_per_row
 from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
 from cake_shared.gdn.options import make_call
 from cake_shared.program import programs_of
+from cake_shared.testing import deterministic_fill
 from cake_shared.testing.gdn_inputs import base, packed, states
 from cake_shared.workloads import GDN
 
@@ -211,20 +214,23 @@ def test_misaligned_rows_are_copied_and_aligned_views_are_not(recorder):
 
 
 def test_native_gradients_are_made_in_waves_of_heads(recorder):
-    """Two waves where multiprocessors stay idle, more where a wave's chains fill them; one workspace serves all."""
+    """Two waves where multiprocessors stay idle, more where a wave's chains fill them, one for a small call."""
     recorder.backend.native = True
-    case = base(100, 5, 10)
+    case = base(2600, 5, 20)
     inputs, options = call_of(case)
-    for multiprocessors, waves in ((132, 2), (3, 3), (1, 5)):
+    for multiprocessors, waves in ((132, 2), (7, 3), (2, 5)):
         recorder.backend.multiprocessors = multiprocessors
         _, _, *saved = recorder.backend.forward(inputs, options, False, True)
         recorder.launches.clear()
         recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
         names = [name for name, *_ in recorder.launches if name.endswith("_sm90")]
         assert names == waves * ["value_gradients_sm90", "chunk_states_sm90", "token_gradients_sm90"]
-    sizes = [plan_backward(Problem(1, 100, 5, 10, None, False, False, n, True), True) for n in (132, 3, 1)]
+    sizes = [plan_backward(Problem(1, 2600, 5, 20, None, False, False, n, True), True) for n in (132, 7, 2)]
     assert [plan.wave_key_heads for plan in sizes] == [3, 2, 1]
     assert sizes[0].workspace_bytes == 3 * sizes[2].workspace_bytes
+    small = plan_backward(Problem(1, 2500, 5, 20, None, False, False, 132, True), True)
+    assert small.wave_key_heads == 5
+    assert small.workspace_bytes <= ONE_WAVE_BYTES
     call = recorder.backend.prepared(inputs, options, False, 128)
     call._plan = lambda make, choice: dataclasses.replace(sizes[2], wave_key_heads=6)
     with pytest.raises(ValueError, match="wave_key_heads: expected 1 to 5, got 6"):
@@ -283,3 +289,25 @@ def test_workspace_of_a_long_and_of_a_short_call():
     short = plan_backward(Problem(4, 4096, 8, 16, None, False, False, 132), True)
     assert short.slots == 0
     assert short.workspace_bytes == sum(-(-region.bytes // 1024) * 1024 for region in short.regions)
+
+
+@pytest.mark.parametrize("shape", [(3, 0, 2), (5,), (2, 3, 4), ()])
+def test_the_deterministic_switch_fills_nothing_that_kernels_write(shape):
+    """Shapes, dtypes and strides are those of torch.empty, which it would fill."""
+    plain = rule._new(shape, torch.bfloat16, torch.device("cpu"))
+
+    def fills(call):  # of at least one element
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            made = call()
+        filled = [event.input_shapes[0] for event in profiled.events() if event.name == "aten::fill_"]
+        return made, [sizes for sizes in filled if math.prod(sizes)]
+
+    with deterministic_fill():
+        made, filled = fills(lambda: rule._new(shape, torch.bfloat16, torch.device("cpu")))
+        assert filled == []
+        assert [3] in fills(lambda: torch.empty(3))[1]
+        like, filled = fills(lambda: rule._like(made))
+        assert filled == []
+    for x in (made, like):
+        assert (x.shape, x.stride(), x.dtype) == (plain.shape, plain.stride(), plain.dtype)
+        x.fill_(1.0)

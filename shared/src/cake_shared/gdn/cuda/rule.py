@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,17 +51,27 @@ def _repaired(rows: tuple[torch.Tensor | None, ...], misaligned: int) -> list[to
     ]
 
 
+def _new(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate a contiguous tensor that kernels write, unfilled under torch's deterministic switch too."""
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.empty(shape, dtype=dtype, device=device)
+    size = math.prod(shape) * dtype.itemsize
+    storage = torch.UntypedStorage(size, device=device)
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * max(shape[axis], 1)
+    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape, strides)
+
+
 def _scratch(size: int, device: torch.device) -> torch.Tensor:
-    """Allocate bytes that kernels write before they read them, which no deterministic switch needs to fill."""
-    if torch.are_deterministic_algorithms_enabled():
-        storage = torch.UntypedStorage(size, device=device)
-        return torch.tensor([], dtype=torch.uint8, device=device).set_(storage, 0, (size,), (1,))
-    return torch.empty(size, dtype=torch.uint8, device=device)
+    return _new((size,), torch.uint8, device)
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
     """Allocate a contiguous tensor of another's shape and dtype; that of a contiguous one is the quicker."""
-    return torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.is_contiguous() and not torch.are_deterministic_algorithms_enabled():
+        return torch.empty_like(x)
+    return _new(x.shape, x.dtype, x.device)
 
 
 def check_problem(inputs: Inputs, value_dim: int) -> None:
@@ -149,10 +160,10 @@ class PreparedCall:
         out = _like(v)
         final = tape = None
         if self._output_final_state:
-            final = torch.empty(self._states_shape, dtype=torch.float32, device=device)
+            final = _new(self._states_shape, torch.float32, device)
         if save_states and plan.slots:
             elements = plan.slots * self._states_shape[1] * _STATE_ELEMENTS
-            tape = torch.empty(TAPE_HEAD + elements, dtype=torch.float32, device=device)
+            tape = _new((TAPE_HEAD + elements,), torch.float32, device)
         groundwork = _scratch(plan.groundwork_bytes, device)
         others = (
             g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), out, final,
@@ -185,7 +196,7 @@ class PreparedCall:
         backend.error_word.raise_pending()
         token_gradients = needs.states
         plan = self._plan(plan_backward, token_gradients)
-        dv = torch.empty(self._values_shape, dtype=torch.bfloat16, device=device) if v is None else _like(v)
+        dv = _new(self._values_shape, torch.bfloat16, device) if v is None else _like(v)
         dq = dk = dg = dbeta = d_initial = d_a_log = d_dt_bias = zeros = saved = None
         if token_gradients:
             dq, dk, dg, dbeta = _like(k), _like(k), _like(g), _like(beta)
@@ -194,7 +205,7 @@ class PreparedCall:
         else:
             v = initial_state = None
         if needs.initial_state:
-            d_initial = torch.empty(self._states_shape, dtype=torch.float32, device=device)
+            d_initial = _new(self._states_shape, torch.float32, device)
         if a_log is not None and needs.A_log:
             d_a_log = _like(a_log)
         if dt_bias is not None and needs.dt_bias:

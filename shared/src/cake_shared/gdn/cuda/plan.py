@@ -22,6 +22,10 @@ _TOKEN_TILE_BYTES = CHUNK_TOKENS * HEAD_DIM * 2
 _STATE_TILE_BYTES = HEAD_DIM * HEAD_DIM * 2
 _STATE_BYTES = HEAD_DIM * HEAD_DIM * 4
 _SCALAR_BYTES = 4 * CHUNK_TOKENS * 4
+_WAVE_RECORD_BYTES = 2 * _STATE_TILE_BYTES + _TOKEN_TILE_BYTES  # of a native backward pass: S0, dS1 and V'
+
+# Three launches a wave cost a host more than so much memory is worth.
+ONE_WAVE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,14 @@ def chain_warps(segments: int, value_heads: int, multiprocessors: int) -> int:
     return 4 if 2 * segments * value_heads <= multiprocessors else 8
 
 
-def backward_waves(segments: int, value_heads: int, multiprocessors: int) -> int:
+def backward_waves(chunks: int, segments: int, value_heads: int, multiprocessors: int) -> int:
     """Return in how many waves of heads a native backward pass is to run: as many as still fill the device, but two.
 
     The workspace of a wave is the peak of a step's memory. Two halve it where the chains of all heads leave
-    multiprocessors idle too: a wave's forward and reverse chains run side by side.
+    multiprocessors idle too: a wave's forward and reverse chains run side by side. Small calls have one.
     """
+    if chunks * value_heads * _WAVE_RECORD_BYTES <= ONE_WAVE_BYTES:
+        return 1
     return max(2, round(segments * value_heads / multiprocessors))
 
 
@@ -175,10 +181,11 @@ def _plan(problem: Problem, regions_of) -> Plan:
     segments = max(tables.sequences, p.batch * p.tokens // SEGMENT_TOKENS)
     warps = chain_warps(segments, p.value_heads, p.multiprocessors)
     groundwork = plan_groundwork(*dataclasses.astuple(p)[:6], p.native)
-    waves = min(p.key_heads, backward_waves(segments, p.value_heads, p.multiprocessors)) if p.native else 1
-    wave_key_heads = ceil_div(p.key_heads, waves)
+    chunks = tables.chunk_capacity
+    waves = backward_waves(chunks, segments, p.value_heads, p.multiprocessors) if p.native else 1
+    wave_key_heads = ceil_div(p.key_heads, min(waves, p.key_heads))
     wave_heads = wave_key_heads * (p.value_heads // p.key_heads)
-    regions = tuple(regions_of(p, tables.chunk_capacity, wave_heads, slots * p.value_heads * _STATE_BYTES))
+    regions = tuple(regions_of(p, chunks, wave_heads, slots * p.value_heads * _STATE_BYTES))
     wave_warps = chain_warps(segments, wave_heads, p.multiprocessors)
     return Plan(tables, slots, warps, groundwork, regions, wave_key_heads, wave_warps)
 

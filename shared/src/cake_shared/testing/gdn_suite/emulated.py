@@ -5,6 +5,7 @@ import torch
 
 from cake_shared.emulator import Options
 from cake_shared.errors import BuildError
+from cake_shared.gdn.cuda import plan, rule
 from cake_shared.gdn.cuda.devices import ErrorWord
 from cake_shared.gdn.cuda.rule import PreparedCall, RuleBackend, uses_native
 from cake_shared.program import programs_of
@@ -114,17 +115,21 @@ def test_what_the_forward_keeps_moves_no_bit(emulated, architecture, name, monke
 
 
 @pytest.mark.parametrize("architecture", TARGETS)
-def test_waves_of_heads_move_no_bit(emulated, architecture):
-    """A native backward pass has its key heads in two waves here, in three, and in one where there is one key head."""
+def test_waves_of_heads_move_no_bit(gdn, emulated, architecture, monkeypatch):
+    """A native backward pass has its key heads in one wave, or, were a small call worth it, in two and three."""
     case = base(70, 3, 3)
-    two = _run_in(emulated, architecture, case, ORDERS[1])
-    for key, value in _run_in(emulated, architecture, case, ORDERS[1], multiprocessors=1).items():
-        assert_bitwise_equal(value, two[key], key)
-    names = ("q", "k", "v", "g", "beta", "do")
-    alone = case.with_(**{name: getattr(case, name)[:, :, 2:].contiguous() for name in names})
-    for key, value in _run_in(emulated, architecture, alone, ORDERS[1]).items():
-        if value is not None:
-            assert_bitwise_equal(two[key][:, 2:] if key == "final_state" else two[key][:, :, 2:], value, key)
+    one = _run_in(emulated, architecture, case, ORDERS[1])
+    monkeypatch.setattr(plan, "ONE_WAVE_BYTES", 0)
+    monkeypatch.setattr(plan, "plan_backward", plan.plan_backward.__wrapped__)
+    monkeypatch.setattr(rule, "plan_backward", plan.plan_backward)
+    package, _ = emulated(architecture)
+    native = uses_native(gdn.name, architecture)
+    for multiprocessors, waves in ((132, 2), (1, 3)):
+        results = _run_in(emulated, architecture, case, ORDERS[1], multiprocessors=multiprocessors)
+        for key, value in results.items():
+            assert_bitwise_equal(value, one[key], key)
+        ran = [report.kernel for report in package.reports if report.kernel.startswith("token_gradients")]
+        assert len(ran) == (waves if native else 1)
 
 
 @pytest.mark.parametrize("architecture", TARGETS)

@@ -27,13 +27,15 @@ def plot_grid(grid: dict, path: Path, title: str):
     image = axes.imshow(values, cmap="RdYlGn", norm=TwoSlopeNorm(1.0, 0.75, 1.25), aspect="auto")
     for y, line in enumerate(values):
         for x, value in enumerate(line):
-            if value == value:
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8)
+            measured = value == value
+            colour = "white" if abs(value - 1.0) > 0.19 else "black"  # the ends of the colour map are dark
+            text = f"{value:.2f}" if measured else "none"
+            axes.text(x, y, text, ha="center", va="center", fontsize=8, color=colour if measured else "gray")
     axes.set_xticks(range(len(columns)), columns, fontsize=8)
     axes.set_yticks(range(len(rows)), rows, fontsize=8)
     axes.xaxis.tick_top()
     axes.set_title(title, fontsize=10)
-    chart.colorbar(image, ax=axes, label=grid["label"], extend="both")
+    chart.colorbar(image, ax=axes, label=grid["label"], extend="both", pad=0.02, fraction=0.03)
     chart.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     chart.savefig(path, dpi=120, metadata={"Software": None})

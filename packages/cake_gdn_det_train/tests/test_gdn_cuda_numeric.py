@@ -6,8 +6,14 @@ import torch
 from cake_gdn_det_train import chunk_gated_delta_rule, cuda
 from cake_shared.errors import MalformedPackError
 from cake_shared.testing import assert_bitwise_equal, leave_nan_blocks, poisoned_allocations
-from cake_shared.testing.gdn_cuda import assert_accurate, check_accurate, moved, on_cpu
-from cake_shared.testing.gdn_inputs import base, packed, states, unit
+from cake_shared.testing.gdn_cuda import (
+    assert_accurate,
+    assert_fading_is_accurate,
+    check_accurate,
+    moved,
+    on_cpu,
+)
+from cake_shared.testing.gdn_inputs import base, fading, packed, states, unit
 from cake_shared.testing.gdn_reference import widened
 from cake_shared.testing.gdn_run import run
 
@@ -327,6 +333,14 @@ def test_U15_unnormalised_keys_are_as_finite_as_the_recurrence():
     case = case.with_(k=torch.randn(case.k.shape, generator=torch.Generator().manual_seed(1)).bfloat16())
     results = on_cpu(run(rule, moved(case, "cuda"), wrt=[]))
     assert torch.isfinite(results["o"]).all() or float(case.k.float().norm(dim=-1).max()) > 2**0.5
+
+
+@pytest.mark.parametrize("size", [1.0, 1e12, 1e20])
+@pytest.mark.parametrize("powers", [-98, -102])
+def test_what_segments_forget_is_not_missed(size, powers):
+    """Behind gates of 2^-100 a segment's entry state counts as gone, and so does the gradient of its exit state."""
+    case = fading(size, powers)
+    assert_fading_is_accurate(rule, on_cpu(run(rule, moved(case, "cuda"))), case)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import torch
 from cake_shared.gdn.eager import KnownCalls
 from cake_shared.gdn.ops import RuleOps
 from cake_shared.testing.gdn_gate_scale import gate_summands
-from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, reference
+from cake_shared.testing.gdn_reference import SMALLEST_NORMAL, reference, widened
 from cake_shared.testing.gdn_run import run
 
 # Operands of every product are rounded to BF16 and sums are FP32: a relative L2 error of this under mild gates.
@@ -135,6 +135,26 @@ def assert_accurate(results, case, accuracy=BF16_LIMIT, names=None):
         if error > bound:
             faults.append(f"{name}: error {error:.3e} of {size:.3e}, limit {bound:.3e}")
     assert not faults, "; ".join(faults)
+
+
+def assert_fading_is_accurate(rule, results, case, accuracy=BF16_LIMIT):
+    """Assert that results of `gdn_inputs.fading` are right in each segment, where its neighbours are far larger.
+
+    Parameters
+    ----------
+    rule : callable
+        Gives float64's results of a widened case in host memory.
+    results, case, accuracy
+        As for `assert_accurate`.
+    """
+    __tracebackhide__ = True
+    expected = run(rule, widened(case))
+    for name in ("o", "dv"):
+        for start in range(0, case.g.shape[1], 4096):
+            tokens = slice(start, start + 4096)
+            right, actual = expected[name][:, tokens], results[name][:, tokens].cpu().double()
+            error = float((actual - right).norm() / right.norm())
+            assert error <= accuracy, f"{name} of tokens from {start}: {error:.2e}"
 
 
 def check_accurate(rule, case, device, accuracy=BF16_LIMIT, **keywords):

@@ -1,5 +1,6 @@
 """Inputs of the gated delta rule in named gate and beta regimes, each from a seeded CPU generator."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -143,3 +144,24 @@ def select_heads(case, key_heads):
         if getattr(case, name) is not None:
             changes[name] = getattr(case, name)[:, value_heads]
     return case.with_(**changes)
+
+
+def fading(size, powers):
+    """Three segments of one head, behind each of whose gates 2^powers is left of a state.
+
+    Half of the key columns are never written, so that gates alone reduce what they hold. States at both ends are of
+    that size. With powers above -100 what a segment adds is as large as what is left, else a thousand times larger.
+    """
+    case = base(12288, 1, 1)
+    k = case.k.float()
+    k[..., 64:] = 0
+    added = size * 2.0 ** (powers if powers > -100 else -92)
+    h0, ds = (size * x for x in states(case, 1))
+    return case.with_(
+        k=unit(k).to(case.k.dtype),
+        v=(added * case.v.float()).to(case.v.dtype),
+        do=(added * case.do.float()).to(case.do.dtype),
+        g=torch.full_like(case.g, powers * math.log(2) / 4096),
+        initial_state=h0,
+        d_state=ds,
+    )

@@ -12,8 +12,8 @@ from cake_shared.program import programs_of
 from cake_shared.target import TARGETS
 from cake_shared.testing import assert_bitwise_equal, poisoned_allocations
 from cake_shared.testing.emulated import EmulatedPackage
-from cake_shared.testing.gdn_cuda import assert_accurate, rule_through
-from cake_shared.testing.gdn_inputs import base, packed, states
+from cake_shared.testing.gdn_cuda import assert_accurate, assert_fading_is_accurate, rule_through
+from cake_shared.testing.gdn_inputs import base, fading, packed, states
 from cake_shared.testing.gdn_reference import widened
 from cake_shared.testing.gdn_run import run
 
@@ -168,6 +168,15 @@ def test_segments_whose_gates_forget_nothing(gdn, emulated, architecture):
     for key in ("o", "final_state"):
         error = float((results[key].double() - expected[key]).norm() / expected[key].norm())
         assert error <= LIMIT, f"{key}: {error:.2e}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "powers"), [(1e20, -98), (1e20, -102), (1.0, -98)])
+def test_what_segments_forget_is_not_missed(gdn, emulated, size, powers):
+    """Native programs count a state behind gates of 2^-100 as gone, and a gradient before them."""
+    case = fading(size, powers)
+    results = _run_in(emulated, "sm_90a", case, Options(order="lazy", detect="cheap", threads=2))
+    assert_fading_is_accurate(gdn.rule, results, case)
 
 
 @pytest.mark.slow

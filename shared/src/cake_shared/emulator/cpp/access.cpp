@@ -3,7 +3,7 @@
 namespace cake::emu {
 namespace {
 
-const char* verb(Rw rw) { return rw == Rw::Read ? "read" : rw == Rw::Write ? "write" : "atomic"; }
+const char* verb(Rw rw) { return rw == Rw::Atomic ? "atomic" : writes(rw) ? "write" : "read"; }
 
 }  // namespace
 
@@ -52,6 +52,21 @@ void check_written(const Allocation& a, u64 address, u32 bytes, int lane) {
             "byte " + std::to_string(address - a.begin + k) + " of " + a.name + " has never been written", lane);
     }
   }
+}
+
+void order_access(Warp& w, const u8* at, u32 bytes, Rw rw, bool acquires, bool releases, int lane) {
+  if (!w.cta->shadow) return;
+  Gang& gang = *w.gang;
+  const u32 lanes = 1u << lane;
+  if (in_arena(w, reinterpret_cast<u64>(at))) {
+    const u64 offset = reinterpret_cast<u64>(at) - reinterpret_cast<u64>(gang.arena);
+    gang.ctas[offset >> kRankShift]->shadow->order(w, static_cast<u32>(offset & (kSharedWindow - 1)), bytes, {reads(rw), writes(rw), acquires, releases, lanes});
+    return;
+  }
+  const u32 me = w.cta->shadow->id(w);
+  Knowledge& place = gang.clocks.global_place();
+  if (reads(rw)) acquires ? gang.clocks.acquire(me, lanes, place) : gang.clocks.acquire_relaxed(me, place);
+  if (writes(rw)) releases ? gang.clocks.release(me, lanes, place) : gang.clocks.release_relaxed(me, place);
 }
 
 u8* local_at(Warp& w, u64 address, u32 bytes, int lane) {

@@ -6,7 +6,11 @@
 
 namespace cake::emu {
 
-enum class Rw : u8 { Read, Write, Atomic };
+// Bits: 1 reads, 2 writes, 4 strong (relaxed, acquire, release, volatile or atomic).
+enum class Rw : u8 { Read = 1, Write = 2, StrongRead = 5, StrongWrite = 6, Atomic = 7 };
+constexpr bool reads(Rw rw) { return static_cast<u8>(rw) & 1; }
+constexpr bool writes(Rw rw) { return static_cast<u8>(rw) & 2; }
+constexpr bool is_strong(Rw rw) { return static_cast<u8>(rw) & 4; }
 
 [[noreturn]] void global_fault(Warp& w, u64 address, u32 bytes, Rw rw, int lane);
 [[noreturn]] void shared_fault(Warp& w, u32 address, u32 bytes, Rw rw, int lane);
@@ -22,11 +26,11 @@ inline u8* global_at(Warp& w, u64 address, u32 bytes, Rw rw, int lane) {
     w.allocation = k;
   }
   const Allocation& a = registry[k];
-  if (rw != Rw::Read && a.read_only) global_fault(w, address, bytes, rw, lane);
+  if (writes(rw) && a.read_only) global_fault(w, address, bytes, rw, lane);
   if (w.gang->launch->record) overlap_access(w, k, address, bytes, rw, lane);
   if (a.written) {
-    if (rw != Rw::Write) check_written(a, address, bytes, lane);
-    if (rw != Rw::Read) std::memset(a.written + (address - a.begin), 1, bytes);
+    if (reads(rw)) check_written(a, address, bytes, lane);
+    if (writes(rw)) std::memset(a.written + (address - a.begin), 1, bytes);
   }
   return reinterpret_cast<u8*>(address);
 }
@@ -46,7 +50,7 @@ inline Cta& shared_owner(Warp& w, u32 address, u32 bytes, Rw rw, int lane, bool 
 inline u8* shared_at(Warp& w, u32 address, u32 bytes, Rw rw, int lane, bool cluster = false) {
   Cta& cta = shared_owner(w, address, bytes, rw, lane, cluster);
   const u32 offset = address & (kSharedWindow - 1);
-  if (cta.shadow) cta.shadow->access(w, offset, bytes, rw != Rw::Write, rw != Rw::Read, rw == Rw::Atomic, lane);
+  if (cta.shadow) cta.shadow->access(w, offset, bytes, reads(rw), writes(rw), is_strong(rw), lane);
   return cta.shared + offset;
 }
 
@@ -82,5 +86,8 @@ inline u8* lane_at(Warp& w, const Ins& i, u32 base, i64 offset, int lane, u32 by
   if (i.space == Space::Local) return local_at(w, address, bytes, lane);
   return generic_at(w, address, bytes, rw, lane);
 }
+
+// What a strong access by `lane` at a host address passes on and learns, beside moving data. Detect::All only.
+void order_access(Warp& w, const u8* at, u32 bytes, Rw rw, bool acquires, bool releases, int lane);
 
 }  // namespace cake::emu

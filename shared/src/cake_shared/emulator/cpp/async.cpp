@@ -33,10 +33,13 @@ void AsyncQueue::run_placed(Gang& gang, AsyncOp& op) {
   const auto run = std::move(op.run);
   op.run = nullptr;
   Warp* const outer = gang.async_issuer;
+  const int outer_pc = gang.async_pc;
   gang.async_issuer = op.issuer;
+  gang.async_pc = op.pc;
   try {
     run();
     gang.async_issuer = outer;
+    gang.async_pc = outer_pc;
   } catch (Fault& f) {
     if (!f.warp) f.warp = op.issuer, f.pc = op.pc;
     throw;
@@ -89,6 +92,11 @@ u32 GroupList::wait(Gang& gang, AsyncQueue& queue, size_t leave) {
   return clock;
 }
 
-bool GroupList::idle() const { return open.empty() && committed.empty(); }
+const AsyncOp* GroupList::unwaited() const {
+  for (const auto& group : committed) {
+    if (!group.empty()) return group.front().get();
+  }
+  return open.empty() ? nullptr : open.front().get();
+}
 
 }  // namespace cake::emu

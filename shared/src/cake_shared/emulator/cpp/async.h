@@ -31,6 +31,7 @@ class AsyncQueue {
   AsyncHandle issue(Gang& gang, std::function<void()> run, u64 stream = 0);
   bool empty() const { return pending_.empty(); }
   size_t size() const { return pending_.size(); }
+  const AsyncOp& oldest() const { return *pending_.front(); }
   void complete(Gang& gang, const AsyncHandle& op);  // with what must come before it
   bool complete_some(Gang& gang);                    // one, chosen by the order; false when there is none
   void maybe_complete(Gang& gang);                   // Order::Random: sometimes one
@@ -51,7 +52,7 @@ struct GroupList {
     open.clear();
   }
   u32 wait(Gang& gang, AsyncQueue& queue, size_t leave);  // the newest clock of what is done now
-  bool idle() const;
+  const AsyncOp* unwaited() const;                        // one that no wait has covered, or null
 };
 
 struct LaneCopies {

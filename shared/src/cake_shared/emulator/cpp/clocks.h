@@ -1,10 +1,13 @@
-// Happens-before between the warps of a gang: vector clocks, passed on by barriers, fences and asynchronous
-// completions.
+// Happens-before between the warps of a gang: vector clocks, passed on by barriers, by releases and acquires, by fences
+// with strong accesses, and by asynchronous completions.
 //
 // Actors are the warps; by warp, the bulk copies out of shared memory and the matrix products that it has issued; one actor
 // a mbarrier for the copies that complete on it; and the launches before this one. A warp knows of another actor's work up
 // to a clock; what an actor did at a later clock is unordered with it. A second vector tells up to which clock the other
 // warps' ordinary writes are visible to the asynchronous proxy (they lie before a proxy fence).
+//
+// What two lanes of a warp do counts as ordered, with one exception: which lanes know that the launches before this one
+// have ended is kept a lane.
 #pragma once
 #include <vector>
 
@@ -15,11 +18,15 @@ namespace cake::emu {
 struct Knowledge {
   std::vector<u32> seen;    // by actor
   std::vector<u32> fenced;  // by warp
+  bool empty = true;
   void reset(u32 actors, u32 warps) {
     seen.assign(actors, 0);
     fenced.assign(warps, 0);
+    empty = true;
   }
   void learn(const Knowledge& other) {
+    if (other.empty) return;
+    empty = false;
     for (size_t k = 0; k < seen.size(); ++k) seen[k] = seen[k] < other.seen[k] ? other.seen[k] : seen[k];
     for (size_t k = 0; k < fenced.size(); ++k) fenced[k] = fenced[k] < other.fenced[k] ? other.fenced[k] : fenced[k];
   }
@@ -35,26 +42,37 @@ class Clocks {
   u32 bulk_actor(u32 warp) const { return warps_ + warp; }
   u32 matrix_actor(u32 warp) const { return 2 * warps_ + warp; }
   u32 first_barrier() const { return 3 * warps_; }
-  u32 grid_actor() const { return actors() - 1; }  // clock 1: the launches before this one have ended
+  u32 grid_actor() const { return actors() - 1; }  // in what is passed on: clock 1, the launches before this one have ended
   Knowledge& of(u32 warp) { return warps_knowledge_[warp]; }
   u32 now(u32 warp) const { return warps_knowledge_[warp].seen[warp]; }
-  // The warp hands on what it knows; what it does from now on is not part of that.
-  void release(u32 warp, Knowledge& into) {
-    into.learn(warps_knowledge_[warp]);
+  Knowledge nothing() const;
+
+  // These lanes of the warp hand on what it knows; what it does from now on is not part of that.
+  void release(u32 warp, u32 lanes, Knowledge& into) {
+    copy_out(warp, lanes, into);
     ++warps_knowledge_[warp].seen[warp];
   }
-  void acquire(u32 warp, const Knowledge& from) { warps_knowledge_[warp].learn(from); }
-  // A fence orders with every other fence: coarser than the memory model, so that no legal program is accused.
-  void fence(u32 warp) {
-    release(warp, fences_);
-    acquire(warp, fences_);
-  }
+  // As a relaxed operation does: only what lay before the warp's last releasing fence.
+  void release_relaxed(u32 warp, Knowledge& into) const { into.learn(staged_[warp]); }
+  void acquire(u32 warp, u32 lanes, const Knowledge& from);
+  // As a relaxed operation does: it is known after the warp's next acquiring fence.
+  void acquire_relaxed(u32 warp, const Knowledge& from) { observed_[warp].learn(from); }
+  // `total`: fence.sc, of which any two are ordered.
+  void fence(u32 warp, u32 lanes, bool acquires, bool releases, bool total);
   void proxy_fence(u32 warp) {
     Knowledge& k = warps_knowledge_[warp];
     for (u32 w = 0; w < warps_; ++w) k.fenced[w] = k.seen[w];
   }
-  void cluster_arrive(u32 warp) { release(warp, cluster_); }
-  void cluster_release();  // every warp learns what all have handed on
+  // Strong accesses to global memory count as accesses to one place: who acquires there may have learned through any chain
+  // of other CTAs from whoever released there.
+  Knowledge& global_place() { return global_; }
+
+  void cluster_arrive(u32 warp, u32 lanes, bool relaxed) {
+    relaxed ? release_relaxed(warp, cluster_arriving_) : release(warp, lanes, cluster_arriving_);
+  }
+  void cluster_complete() { cluster_completed_.learn(cluster_arriving_); }
+  void cluster_wait(u32 warp, u32 lanes) { acquire(warp, lanes, cluster_completed_); }
+
   u32 new_barrier_actor() { return first_barrier() + next_barrier_++ % kBarrierActors; }
   u32 completed(u32 actor) const { return clocks_[actor]; }
   u32 complete(u32 actor) { return ++clocks_[actor]; }
@@ -65,12 +83,25 @@ class Clocks {
     u32& seen = warps_knowledge_[warp].seen[actor];
     seen = seen < clock ? clock : seen;
   }
-  bool knows(u32 warp, u32 actor, u32 clock) const { return warps_knowledge_[warp].seen[actor] >= clock; }
+
+  // The launches before this one have ended, to the knowledge of these lanes.
+  u32 grid_lanes(u32 warp) const { return grid_lanes_[warp]; }
+  void know_grid(u32 warp, u32 lanes) { grid_lanes_[warp] |= lanes; }
+  void share_grid(u32 warp, u32 lanes) {  // lanes of a warp meet
+    if (grid_lanes_[warp] & lanes) grid_lanes_[warp] |= lanes;
+  }
 
  private:
+  void copy_out(u32 warp, u32 lanes, Knowledge& into) const {
+    into.learn(warps_knowledge_[warp]);
+    if (grid_lanes_[warp] & lanes) into.seen[grid_actor()] = 1;
+  }
+
   u32 warps_ = 0, next_barrier_ = 0;
   std::vector<Knowledge> warps_knowledge_;
-  Knowledge fences_, cluster_;
+  std::vector<Knowledge> staged_, observed_;  // by warp: before its last releasing fence, after its next acquiring one
+  std::vector<u32> grid_lanes_;               // by warp
+  Knowledge total_, global_, cluster_arriving_, cluster_completed_;
   std::vector<u32> clocks_;  // by actor: of mbarriers the phases completed, of the others the operations issued
 };
 

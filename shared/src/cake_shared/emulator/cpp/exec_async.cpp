@@ -80,7 +80,7 @@ void h_mbarrier_arrive(Warp& w, const Ins& i) {
     auto op = gang->async.issue(*gang, [gang, warp, address, before = std::move(before)] {
       for (const auto& b : before) gang->async.complete(*gang, b);
       if (warp->cta->shadow) warp->cta->shadow->copy_signal(*warp, address & (kSharedWindow - 1));
-      mbarrier_arrive(*gang, address, 1);
+      mbarrier_arrive(*gang, address, 1, !before.empty());
     });
     // The thread itself need not wait for what the mbarrier tells others.
     w.copies.lane(l).open.clear();

@@ -58,20 +58,28 @@ T apply(u32 op, T old, T b, T c) {
   }
 }
 
+// Ins::flags: the operation in four bits, then these.
+constexpr u32 kThird = 16, kReturns = 32, kAcquire = 64, kRelease = 128;
+
+u8* atomic_at(Warp& w, const Ins& i, int lane, u32 bytes) {
+  u8* p = lane_at(w, i, i.a, i.imm, lane, bytes, Rw::Atomic);
+  order_access(w, p, bytes, Rw::Atomic, i.flags & kAcquire, i.flags & kRelease, lane);
+  return p;
+}
+
 // kPack elements of T make one memory word of the instruction; the register holds it as it is.
 template <class T, int kPack>
 void h_atomic(Warp& w, const Ins& i) {
-  if (i.flags & 64 && w.cta->shadow) w.cta->shadow->fence(w);
   constexpr u32 kBytes = sizeof(T) * kPack;
   using Word = std::conditional_t<kBytes == 8, u64, u32>;
   const u32* lists = w.gang->launch->program->operands.data() + i.list;
   const u32 count = i.n;  // elements of a vector
   bool changed = false;
   each_lane(w.mask, [&](int l) {
-    u8* p = lane_at(w, i, i.a, i.imm, l, kBytes * count, Rw::Atomic);
+    u8* p = atomic_at(w, i, l, kBytes * count);
     for (u32 k = 0; k < count; ++k) {
       const Word source = w.slot<Word>(lists[k])[l];
-      const Word third = i.flags & 16 ? w.slot<Word>(i.c)[l] : 0;
+      const Word third = i.flags & kThird ? w.slot<Word>(i.c)[l] : 0;
       Word before = 0, after = 0;
       std::memcpy(&before, p + k * kBytes, kBytes);
       T old[kPack], with[kPack], other[kPack], result[kPack];
@@ -90,7 +98,7 @@ void h_atomic(Warp& w, const Ins& i) {
       std::memcpy(&after, result, kBytes);
       std::memcpy(p + k * kBytes, &after, kBytes);
       changed = changed || before != after;
-      if (i.flags & 32) w.slot<Word>(lists[count + k])[l] = before;
+      if (i.flags & kReturns) w.slot<Word>(lists[count + k])[l] = before;
     }
   });
   if (changed) {
@@ -107,14 +115,14 @@ void h_atomic128(Warp& w, const Ins& i) {
   const u32* lists = w.gang->launch->program->operands.data() + i.list;
   constexpr u32 kPlane = 8 * kLanes;
   each_lane(w.mask, [&](int l) {
-    u8* p = lane_at(w, i, i.a, i.imm, l, 16, Rw::Atomic);
+    u8* p = atomic_at(w, i, l, 16);
     u64 old[2];
     std::memcpy(old, p, 16);
     const u64 b[2] = {w.lane64(lists[0], l), w.lane64(lists[0] + kPlane, l)};
     const bool cas = (i.flags & 15) == kCas;
     const u64 c[2] = {cas ? w.lane64(i.c, l) : b[0], cas ? w.lane64(i.c + kPlane, l) : b[1]};
     if (!cas || (old[0] == b[0] && old[1] == b[1])) std::memcpy(p, c, 16);
-    if (i.flags & 32) {
+    if (i.flags & kReturns) {
       w.set64(lists[1], l, old[0]);
       w.set64(lists[1] + kPlane, l, old[1]);
     }
@@ -145,7 +153,7 @@ Handler choose(Type t, u32 op) {
 
 void decode_atomic(Decoder& d, Ins& i, bool returns) {
   Modifiers& m = d.mods();
-  const bool ordered = m.take_one({"relaxed", "acquire", "release", "acq_rel"}) > 0;
+  const int order = m.take_one({"relaxed", "acquire", "release", "acq_rel"});
   const int scope = m.take_one({"cta", "cluster", "gpu", "sys"});
   (void)scope;
   const Space space = d.take_space(Space::Generic);
@@ -174,14 +182,14 @@ void decode_atomic(Decoder& d, Ins& i, bool returns) {
     }
   };
   add(source, false);
-  i.flags = static_cast<u32>(op) | (ordered ? 64u : 0u);
+  i.flags = static_cast<u32>(op) | (order == 1 || order == 3 ? kAcquire : 0) | (order >= 2 ? kRelease : 0);
   if (op == kCas) {
     i.c = d.source(k++, *t);
-    i.flags |= 16;
+    i.flags |= kThird;
   }
   if (result && !d.is_sink(*result)) {
     add(*result, true);
-    i.flags |= 32;
+    i.flags |= kReturns;
   }
   i.list = static_cast<u32>(d.program().operands.size());
   i.n = static_cast<u16>(count);

@@ -8,7 +8,7 @@ namespace cake::emu {
 namespace {
 
 constexpr u32 kMostArrivals = (1u << 20) - 1;
-constexpr i32 kMostBytes = (1 << 20) - 1;
+constexpr i64 kMostBytes = (1 << 20) - 1;
 
 // Bits: [0,20) arrivals still to come, [20,40) arrivals of a phase, [40,61) bytes still to come (signed), 61 and 62 set
 // in every initialised object (and not both in the pattern of fresh shared memory), 63 phase.
@@ -64,25 +64,40 @@ std::string state(const Mbarrier& b, u32 address) {
 
 Mbarrier valid(const Place& p, u32 address, int lane) {
   const Mbarrier b = Mbarrier::load(p.host);
-  if (!b.valid || b.expected == 0)
-    fault("BarrierMisuse", "the bytes at " + hex(address) + " are no initialised mbarrier", lane);
+  if (!b.valid) fault("BarrierMisuse", "the bytes at " + hex(address) + " are no initialised mbarrier", lane);
   return b;
 }
 
-void update(const Place& p, Mbarrier b, u32 address, u32 arrivals, i32 bytes, int lane) {
+BarrierUse& use_of(const Place& p) {
+  for (auto& use : p.cta->barrier_uses) {
+    if (use.offset == p.offset) return use;
+  }
+  p.cta->barrier_uses.push_back({p.offset});
+  return p.cta->barrier_uses.back();
+}
+
+void forget_use(const Place& p) {
+  std::erase_if(p.cta->barrier_uses, [&](const BarrierUse& use) { return use.offset == p.offset; });
+}
+
+void update(const Place& p, Mbarrier b, u32 address, u32 arrivals, i64 bytes, int lane) {
   if (b.pending < arrivals) {
     fault("BarrierMisuse", std::to_string(arrivals) + " arrivals are too many for " + state(b, address), lane);
   }
+  if (b.bytes + bytes > kMostBytes || b.bytes + bytes < -kMostBytes) {
+    fault("BarrierMisuse", std::to_string(bytes) + " more bytes to come are out of range, at most " + std::to_string(kMostBytes) +
+          " are counted: " + state(b, address), lane);
+  }
   b.pending -= arrivals;
-  b.bytes += bytes;
-  if (b.bytes > kMostBytes || b.bytes < -kMostBytes)
-    fault("BarrierMisuse", "byte count overflows: " + state(b, address), lane);
-  const bool ends = b.store(p.host);
-  if (ends && p.cta->shadow) p.cta->shadow->mbarrier_phase(p.offset);
+  b.bytes += static_cast<i32>(bytes);
+  if (b.store(p.host)) {
+    ++use_of(p).phases;
+    if (p.cta->shadow) p.cta->shadow->mbarrier_phase(p.offset);
+  }
   ++p.cta->gang->progress;
 }
 
-u32 address_of(Warp& w, const Ins& i, int lane) {
+u32 address_of(const Warp& w, const Ins& i, int lane) {
   if (i.space == Space::Generic) {
     const u64 a = w.lane64(i.a, lane) + static_cast<u64>(i.imm);
     if (!in_arena(w, a))
@@ -113,6 +128,7 @@ void h_init(Warp& w, const Ins& i) {
     }
     const u64 v = Mbarrier{count, count, 0, true, false}.word();
     std::memcpy(p.host, &v, 8);
+    forget_use(p);
   });
   ++w.gang->progress;
 }
@@ -123,6 +139,7 @@ void h_inval(Warp& w, const Ins& i) {
     const Place p = place_of(*w.gang, address);
     valid(p, address, l);
     std::memset(p.host, 0xcd, 8);
+    forget_use(p);
     if (p.cta->shadow) p.cta->shadow->mbarrier_inval(p.offset);
   });
 }
@@ -137,14 +154,17 @@ void h_arrive(Warp& w, const Ins& i) {
       fault("OutOfBounds", "mbarrier of CTA rank " + std::to_string(p.cta->rank) + ", which has exited", l);
     Mbarrier b = valid(p, address, l);
     const u32 count = i.flags & kCount ? w.lane32(i.b, l) : 1;
-    const i32 bytes = i.flags & kExpect ? static_cast<i32>(w.lane32(i.c, l)) : 0;
+    const i64 bytes = i.flags & kExpect ? w.lane32(i.c, l) : 0;
     if (count == 0) fault("BarrierMisuse", "an arrival with count 0", l);
     if (i.flags & kReturns) w.set64(i.d, l, b.word());
-    if (i.flags & kDrop) b.expected -= std::min(b.expected, count);
+    if (i.flags & kDrop) {
+      if (count > b.expected) fault("BarrierMisuse", std::to_string(count) + " participants drop out of " + state(b, address), l);
+      b.expected -= count;  // perhaps to none: the phase under way is the last
+    }
     if (i.flags & kNoComplete && b.pending <= count && b.bytes + bytes == 0) {
       fault("BarrierMisuse", "arrive.noComplete would end the phase of " + state(b, address), l);
     }
-    if (p.cta->shadow) p.cta->shadow->mbarrier_arrive(w, p.offset);
+    if (p.cta->shadow) p.cta->shadow->mbarrier_arrive(w, 1u << l, p.offset, i.flags & kRelaxed);
     update(p, b, address, count, bytes, l);
   });
 }
@@ -153,11 +173,15 @@ void h_expect_tx(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     const u32 address = address_of(w, i, l);
     const Place p = place_of(*w.gang, address);
-    update(p, valid(p, address, l), address, 0, static_cast<i32>(w.lane32(i.c, l)) * (i.flags & kDrop ? -1 : 1), l);
+    update(p, valid(p, address, l), address, 0, static_cast<i64>(w.lane32(i.c, l)) * (i.flags & kDrop ? -1 : 1), l);
   });
 }
 
 constexpr u32 kParity = 1, kTry = 2, kRelaxedWait = 4;
+
+bool waited_phase(const Warp& w, const Ins& i, int lane) {
+  return i.flags & kParity ? (w.lane32(i.b, lane) & 1) != 0 : w.lane64(i.b, lane) >> 63 != 0;
+}
 
 void h_wait(Warp& w, const Ins& i) {
   u32 done = 0;
@@ -165,10 +189,11 @@ void h_wait(Warp& w, const Ins& i) {
     const u32 address = address_of(w, i, l);
     const Place p = place_of(*w.gang, address);
     const Mbarrier b = valid(p, address, l);
-    const bool waited = i.flags & kParity ? (w.lane32(i.b, l) & 1) != 0 : w.lane64(i.b, l) >> 63 != 0;
-    if (b.phase != waited) {
+    if (b.phase != waited_phase(w, i, l)) {
       done |= 1u << l;
-      if (p.cta->shadow && !(i.flags & kRelaxedWait)) p.cta->shadow->mbarrier_acquire(w, p.offset);
+      BarrierUse& use = use_of(p);
+      use.waited = use.phases;
+      if (p.cta->shadow) p.cta->shadow->mbarrier_acquire(w, 1u << l, p.offset, i.flags & kRelaxedWait);
     }
   });
   w.set_predicate(i.d, done);
@@ -262,14 +287,45 @@ void decode_mbarrier(Decoder& d, Ins& i) {
 
 }  // namespace
 
-void mbarrier_complete_tx(Gang& gang, u32 address, u32 bytes) {
-  const Place p = place_of(gang, address);
-  update(p, valid(p, address, -1), address, 0, -static_cast<i32>(bytes), -1);
+namespace {
+
+// The phase under way tells of copies: somebody has to wait for it.
+void count_copies(const Gang& gang, const Place& p) {
+  BarrierUse& use = use_of(p);
+  use.counted = use.phases + 1;
+  use.issuer = gang.async_issuer;
+  use.pc = gang.async_pc;
 }
 
-void mbarrier_arrive(Gang& gang, u32 address, u32 count) {
+}  // namespace
+
+void mbarrier_complete_tx(Gang& gang, u32 address, u32 bytes) {
   const Place p = place_of(gang, address);
-  if (p.cta->shadow && gang.async_issuer) p.cta->shadow->mbarrier_arrive(*gang.async_issuer, p.offset);
+  const Mbarrier b = valid(p, address, -1);
+  count_copies(gang, p);
+  update(p, b, address, 0, -static_cast<i64>(bytes), -1);
+}
+
+std::string mbarrier_waiting(const Warp& w, const Ins& i, u32 lanes) {
+  if (i.fn != h_wait || !lanes) return "";
+  std::string text;
+  u32 shown = ~0u;
+  each_lane(lanes, [&](int l) {
+    const u32 address = address_of(w, i, l);
+    if (address == shown) return;
+    shown = address;
+    const Place p = place_of(*w.gang, address);
+    const Mbarrier b = Mbarrier::load(p.host);
+    text += "; " + (b.valid ? state(b, address) : "mbarrier " + hex(address) + " (not initialised)") + ", waits for the end of phase " +
+            std::to_string(waited_phase(w, i, l));
+  });
+  return text;
+}
+
+void mbarrier_arrive(Gang& gang, u32 address, u32 count, bool for_copies) {
+  const Place p = place_of(gang, address);
+  if (for_copies) count_copies(gang, p);
+  if (p.cta->shadow && gang.async_issuer) p.cta->shadow->mbarrier_arrive(*gang.async_issuer, kFull, p.offset);
   update(p, valid(p, address, -1), address, count, 0, -1);
 }
 

@@ -6,7 +6,8 @@
 namespace cake::emu {
 namespace {
 
-constexpr u32 kPoll = 1;  // a load that another thread's store is meant to reach: a wait loop may spin on it
+// kStrong: another thread is meant to see it or to be seen; a wait loop may spin on such a load.
+constexpr u32 kStrong = 1, kAcquire = 2, kRelease = 4;
 
 inline int row(Space s) { return static_cast<int>(s); }
 
@@ -62,8 +63,10 @@ void h_load(Warp& w, const Ins& i) {
   const u32* slots = w.gang->launch->program->operands.data() + i.list;
   constexpr u32 kBytes = sizeof(T) * kCount;
   u64 seen = 0;
+  const bool strong = i.flags & kStrong;
   each_lane(w.mask, [&](int l) {
-    const u8* p = lane_at(w, i, i.a, i.imm, l, kBytes, Rw::Read);
+    const u8* p = lane_at(w, i, i.a, i.imm, l, kBytes, strong ? Rw::StrongRead : Rw::Read);
+    if (strong) order_access(w, p, kBytes, Rw::StrongRead, i.flags & kAcquire, false, l);
     for (u32 k = 0; k < kCount; ++k) {
       const T v = read<T>(p + k * sizeof(T));
       w.slot<T>(slots[k])[l] = extended(v);
@@ -71,7 +74,7 @@ void h_load(Warp& w, const Ins& i) {
     }
   });
   count_bytes(w, i, kBytes, false);
-  if (i.flags & kPoll) after_poll(w, seen);
+  if (strong) after_poll(w, seen);
   if (w.gang->launch->profile && i.space == Space::Shared) count_conflicts(w, i, kBytes);
 }
 
@@ -79,8 +82,10 @@ template <class T, u32 kCount>
 void h_store(Warp& w, const Ins& i) {
   const u32* slots = w.gang->launch->program->operands.data() + i.list;
   constexpr u32 kBytes = sizeof(T) * kCount;
+  const bool strong = i.flags & kStrong;
   each_lane(w.mask, [&](int l) {
-    u8* p = lane_at(w, i, i.a, i.imm, l, kBytes, Rw::Write);
+    u8* p = lane_at(w, i, i.a, i.imm, l, kBytes, strong ? Rw::StrongWrite : Rw::Write);
+    if (strong) order_access(w, p, kBytes, Rw::StrongWrite, false, i.flags & kRelease, l);
     for (u32 k = 0; k < kCount; ++k) {
       const T v = static_cast<T>(w.slot<T>(slots[k])[l]);
       std::memcpy(p + k * sizeof(T), &v, sizeof(T));
@@ -94,8 +99,10 @@ void h_store(Warp& w, const Ins& i) {
 // b128: one register of two 64-bit planes.
 void h_load128(Warp& w, const Ins& i) {
   const u32 slot = w.gang->launch->program->operands[i.list];
+  const bool strong = i.flags & kStrong;
   each_lane(w.mask, [&](int l) {
-    const u8* p = lane_at(w, i, i.a, i.imm, l, 16, Rw::Read);
+    const u8* p = lane_at(w, i, i.a, i.imm, l, 16, strong ? Rw::StrongRead : Rw::Read);
+    if (strong) order_access(w, p, 16, Rw::StrongRead, i.flags & kAcquire, false, l);
     w.set64(slot, l, read<u64>(p));
     w.set64(slot + 8 * kLanes, l, read<u64>(p + 8));
   });
@@ -103,8 +110,10 @@ void h_load128(Warp& w, const Ins& i) {
 }
 void h_store128(Warp& w, const Ins& i) {
   const u32 slot = w.gang->launch->program->operands[i.list];
+  const bool strong = i.flags & kStrong;
   each_lane(w.mask, [&](int l) {
-    u8* p = lane_at(w, i, i.a, i.imm, l, 16, Rw::Write);
+    u8* p = lane_at(w, i, i.a, i.imm, l, 16, strong ? Rw::StrongWrite : Rw::Write);
+    if (strong) order_access(w, p, 16, Rw::StrongWrite, false, i.flags & kRelease, l);
     const u64 parts[2] = {w.lane64(slot, l), w.lane64(slot + 8 * kLanes, l)};
     std::memcpy(p, parts, 16);
   });
@@ -140,6 +149,11 @@ void h_fast_global(Warp& w, const Ins& i) {
         const int k = registry.find(address, kLanes * sizeof(T));
         if (k >= 0) a = &registry[w.allocation = k];
         else a = nullptr;
+      }
+      // Lanes that differ in what they know of earlier launches are judged one by one.
+      if (a && w.gang->launch->record) {
+        const u32 known = w.gang->clocks.grid_lanes(w.cta->shadow->id(w));
+        if (known && known != kFull) a = nullptr;
       }
       if (a && !a->written && !(kStore && a->read_only)) {
         const u32 slot = w.gang->launch->program->operands[i.list];
@@ -206,22 +220,22 @@ void h_fast_shared(Warp& w, const Ins& i) {
 }
 
 template <class T, u32 kCount>
-Handler choose(bool store, Space space, bool poll) {
-  if (!poll && (space == Space::Shared))
+Handler choose(bool store, Space space, bool strong) {
+  if (!strong && (space == Space::Shared))
     return store ? h_fast_shared<T, kCount, true> : h_fast_shared<T, kCount, false>;
   if constexpr (kCount == 1) {
-    if (!poll && space == Space::Global) return store ? h_fast_global<T, true> : h_fast_global<T, false>;
+    if (!strong && space == Space::Global) return store ? h_fast_global<T, true> : h_fast_global<T, false>;
   }
   return store ? h_store<T, kCount> : h_load<T, kCount>;
 }
 template <class T>
-Handler choose_count(u32 count, bool store, Space space, bool poll) {
+Handler choose_count(u32 count, bool store, Space space, bool strong) {
   switch (count) {
-    case 1: return choose<T, 1>(store, space, poll);
-    case 2: return choose<T, 2>(store, space, poll);
-    case 4: return choose<T, 4>(store, space, poll);
+    case 1: return choose<T, 1>(store, space, strong);
+    case 2: return choose<T, 2>(store, space, strong);
+    case 4: return choose<T, 4>(store, space, strong);
     case 8:
-      if constexpr (sizeof(T) == 4) return choose<T, 8>(store, space, poll);
+      if constexpr (sizeof(T) == 4) return choose<T, 8>(store, space, strong);
       else return nullptr;
     default: return nullptr;
   }
@@ -231,36 +245,38 @@ Handler choose_param() {
   return h_load_param<T>;
 }
 
-Handler choose_type(Type t, u32 count, bool store, Space space, bool poll) {
+Handler choose_type(Type t, u32 count, bool store, Space space, bool strong) {
   const bool s = is_signed(t) && !store;
   switch (bytes_of(t)) {
-    case 1: return s ? choose_count<i8>(count, store, space, poll) : choose_count<u8>(count, store, space, poll);
-    case 2: return s ? choose_count<i16>(count, store, space, poll) : choose_count<u16>(count, store, space, poll);
-    case 4: return choose_count<u32>(count, store, space, poll);
-    case 8: return choose_count<u64>(count, store, space, poll);
+    case 1: return s ? choose_count<i8>(count, store, space, strong) : choose_count<u8>(count, store, space, strong);
+    case 2: return s ? choose_count<i16>(count, store, space, strong) : choose_count<u16>(count, store, space, strong);
+    case 4: return choose_count<u32>(count, store, space, strong);
+    case 8: return choose_count<u64>(count, store, space, strong);
     default: return nullptr;
   }
 }
 
-// Modifiers that bear on order or caching. True when another thread's store is meant to be seen.
-bool take_ordering(Decoder& d, bool& global_order) {
+// Modifiers that bear on order or caching: kStrong, kAcquire, kRelease of Ins::flags.
+u32 take_ordering(Decoder& d, bool& global_order) {
   Modifiers& m = d.mods();
   const bool weak = m.take("weak");
-  bool ordered = m.take("volatile") | m.take("relaxed") | m.take("acquire") | m.take("release");
-  ordered |= m.take("mmio");
+  u32 flags = m.take("volatile") | m.take("relaxed") ? kStrong : 0;
+  if (m.take("acquire")) flags |= kStrong | kAcquire;
+  if (m.take("release")) flags |= kStrong | kRelease;
+  if (m.take("mmio")) flags |= kStrong;
   const int scope = m.take_one({"cta", "cluster", "gpu", "sys"});
-  global_order = ordered && scope != 0 && scope != 1;
+  global_order = flags && scope != 0 && scope != 1;
   for (const char* hint : {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1::evict_normal", "L1::evict_unchanged",
                            "L1::evict_first", "L1::evict_last", "L1::no_allocate", "L2::evict_normal",
                            "L2::evict_first", "L2::evict_last", "L2::64B", "L2::128B", "L2::256B"}) {
     m.take(hint);
   }
-  return ordered && !weak;
+  return weak ? 0 : flags;
 }
 
 void decode_load_store(Decoder& d, Ins& i, bool store) {
   bool global_order = false;
-  const bool poll = take_ordering(d, global_order) && !store;
+  const u32 order = take_ordering(d, global_order);
   const bool hint = d.mods().take("L2::cache_hint");
   const bool unified = d.mods().take("unified");
   if (unified) d.unsupported("modifier .unified");
@@ -273,7 +289,7 @@ void decode_load_store(Decoder& d, Ins& i, bool store) {
   if (d.count() != expected) d.syntax("wrong number of operands");
   const Operand& data = store ? d.op(1) : d.op(0);
   d.address(store ? 0 : 1, space, i);
-  i.flags = poll ? kPoll : 0;
+  i.flags = order;
   i.width = static_cast<u8>(bytes_of(*t));
   // A scalar in a wider register is narrowed or extended by the operand helpers.
   if (data.kind == Operand::Vector) {
@@ -305,7 +321,7 @@ void decode_load_store(Decoder& d, Ins& i, bool store) {
     i.fn = count != 1 ? nullptr : store ? h_store128 : h_load128;
     return;
   }
-  i.fn = choose_type(*t, count, store, i.space, poll);
+  i.fn = choose_type(*t, count, store, i.space, order != 0);
 }
 
 void h_nothing(Warp&, const Ins&) {}

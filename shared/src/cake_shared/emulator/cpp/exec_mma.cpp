@@ -274,7 +274,7 @@ void decode_mma(Decoder& d, Ins& i) {
   for (u32 slot : slots) d.add_operand(slot);
   i.flags = pack(s);
   i.kind = Kind::Sync;
-  i.sync = Sync::All;
+  i.sync = Sync::Whole;
   i.fn = h_mma;
   if (s.acc != Accumulator::F32 || e > 2) return;
   if (s.a == s.b && s.a == Element::F16) i.fn = h_mma_single<Element::F16>;
@@ -346,7 +346,7 @@ void decode_matrix(Decoder& d, Ins& i, bool store) {
   if (i.n != 1u << count) d.syntax("a wrong number of registers");
   d.note_shared_access(4);
   i.kind = Kind::Sync;
-  i.sync = Sync::All;
+  i.sync = Sync::Whole;
   i.fn = store ? h_stmatrix : h_ldmatrix;
 }
 
@@ -363,7 +363,7 @@ void register_mma(DecoderTable& table) {
     i.d = d.dest(0, 4);
     i.a = d.source(1, 4u);
     i.kind = Kind::Sync;
-    i.sync = Sync::All;
+    i.sync = Sync::Whole;
     i.fn = h_movmatrix;
   });
 }

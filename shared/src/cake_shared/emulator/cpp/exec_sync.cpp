@@ -39,22 +39,40 @@ void release_barriers(Cta& cta) {
   }
 }
 
+namespace {
+
+u32 actor_of(const Warp& w) { return w.cta->rank * static_cast<u32>(w.cta->warps.size()) + static_cast<u32>(w.index); }
+
+}  // namespace
+
+// The phase ends when every lane of the cluster that is alive has arrived.
 void release_cluster(Gang& gang) {
   if (gang.cluster_arrived == 0 || gang.cluster_arrived < gang.alive) return;
   gang.cluster_arrived = 0;
   ++gang.cluster_phase;
   ++gang.progress;
-  gang.clocks.cluster_release();
+  const bool watched = gang.ctas[0]->shadow != nullptr;
+  if (watched) gang.clocks.cluster_complete();
   for (auto& cta : gang.ctas) {
     for (auto& w : cta->warps) {
       for (auto& s : w.splits) {
-        if (s.state == State::WaitCluster && s.token != gang.cluster_phase) {
-          s.state = State::Run;
-          ++s.pc;
-        }
+        if (s.state != State::WaitCluster || s.token == gang.cluster_phase) continue;
+        if (watched) gang.clocks.cluster_wait(actor_of(w), s.mask);
+        s.state = State::Run;
+        ++s.pc;
       }
     }
   }
+}
+
+// What lanes that exit have arrived for does not stand in for those that still have to.
+void leave_cluster(Warp& w, u32 lanes) {
+  Gang& gang = *w.gang;
+  each_lane(lanes, [&](int l) {
+    if (w.cluster_phase[l] == gang.cluster_phase + 1) --gang.cluster_arrived;
+  });
+  gang.alive -= static_cast<u32>(std::popcount(lanes));
+  release_cluster(gang);
 }
 
 namespace {
@@ -110,38 +128,52 @@ void h_barrier(Warp& w, const Ins& i) {
   release_barriers(cta);
 }
 
+constexpr u32 kRelaxed = 1;
+
+void h_cluster_arrive(Warp& w, const Ins& i) {
+  Gang& gang = *w.gang;
+  each_lane(w.mask, [&](int l) {
+    if (w.cluster_phase[l]) fault("BarrierMisuse", "second barrier.cluster.arrive without a wait between", l);
+    w.cluster_phase[l] = gang.cluster_phase + 1;
+  });
+  gang.cluster_arrived += static_cast<u32>(std::popcount(w.mask));
+  if (w.cta->shadow) gang.clocks.cluster_arrive(actor_of(w), w.mask, i.flags & kRelaxed);
+  release_cluster(gang);
+}
+
+void h_cluster_wait(Warp& w, const Ins&) {
+  Gang& gang = *w.gang;
+  u32 phase = 0;
+  each_lane(w.mask, [&](int l) {
+    if (!w.cluster_phase[l]) fault("BarrierMisuse", "barrier.cluster.wait without an arrive before it", l);
+    phase = std::max(phase, w.cluster_phase[l]);
+    w.cluster_phase[l] = 0;
+  });
+  if (gang.cluster_phase >= phase) {
+    if (w.cta->shadow) gang.clocks.cluster_wait(actor_of(w), w.mask);
+    return;
+  }
+  Split& s = w.split();
+  s.state = State::WaitCluster;
+  s.token = gang.cluster_phase;
+  w.signal = Signal::Wait;
+}
+
+// Lanes that meet pass on to each other that earlier launches have ended.
+void h_warp_barrier(Warp& w, const Ins& i) {
+  if (!w.gang->launch->record) return;
+  each_lane(w.mask, [&](int l) { w.gang->clocks.share_grid(actor_of(w), w.lane32(i.sync_mask, l) & w.alive); });
+}
+
 void decode_barrier(Decoder& d, Ins& i) {
   Modifiers& m = d.mods();
   if (m.take("cluster")) {
     const int what = m.take_one({"arrive", "wait"});
-    m.take_one({"release", "relaxed", "acquire"});
+    if (m.take_one({"release", "relaxed", "acquire"}) == 1) i.flags = kRelaxed;
     const bool aligned = m.take("aligned");
     i.kind = Kind::Sync;
     i.sync = aligned ? Sync::All : Sync::None;
-    i.fn = what == 0 ? [](Warp& w, const Ins&) {
-      Gang& gang = *w.gang;
-      each_lane(w.mask, [&](int l) {
-        if (w.cluster_phase[l] == gang.cluster_phase + 1) {
-          fault("BarrierMisuse", "second barrier.cluster.arrive without a wait between", l);
-        }
-        w.cluster_phase[l] = gang.cluster_phase + 1;
-      });
-      gang.cluster_arrived += static_cast<u32>(std::popcount(w.mask));
-      if (w.cta->shadow) gang.clocks.cluster_arrive(w.cta->rank * static_cast<u32>(w.cta->warps.size()) + static_cast<u32>(w.index));
-      release_cluster(gang);
-    } : what == 1 ? [](Warp& w, const Ins&) {
-      Gang& gang = *w.gang;
-      const int lane = first_lane(w.mask);
-      const u32 mine = w.cluster_phase[lane];
-      if (mine == 0) fault("BarrierMisuse", "barrier.cluster.wait before any arrive", lane);
-      if (gang.cluster_phase >= mine) {
-        return;
-      }
-      Split& s = w.split();
-      s.state = State::WaitCluster;
-      s.token = gang.cluster_phase;
-      w.signal = Signal::Wait;
-    } : Handler(nullptr);
+    i.fn = what == 0 ? h_cluster_arrive : what == 1 ? h_cluster_wait : nullptr;
     return;
   }
   m.take("cta");
@@ -151,7 +183,7 @@ void decode_barrier(Decoder& d, Ins& i) {
     i.sync = Sync::Mask;
     i.sync_mask = d.source(0, 4u);
     i.flags = kWarpBarrier;
-    i.fn = [](Warp&, const Ins&) {};
+    i.fn = h_warp_barrier;
     return;
   }
   const int what = m.take_one({"sync", "arrive", "red"});
@@ -173,6 +205,7 @@ void decode_barrier(Decoder& d, Ins& i) {
   }
   i.a = d.source(k++, 4u);
   const size_t left = d.count() - k;
+  if (what == 1 && left != 1) d.syntax("an arrival takes a thread count");
   if (left == (what == 2 ? 2u : 1u)) {
     i.b = d.source(k++, 4u);
     i.imm = 1;
@@ -181,18 +214,22 @@ void decode_barrier(Decoder& d, Ins& i) {
   i.fn = h_barrier;
 }
 
-enum Fence : u32 { kPlain, kProxyAsync, kProxyAsyncShared, kProxyTensormap, kProxyAlias };
+enum Fence : u32 { kPlain, kProxyAsync, kProxyAsyncShared, kProxyTensormap, kProxyAlias, kBarrierInit };
+constexpr i64 kAcquires = 1, kReleases = 2, kTotal = 4;  // Ins::imm of a plain one
+
 void h_fence(Warp& w, const Ins& i) {
   if (i.flags == kProxyAsync && w.gang->launch->record) w.gang->launch->record->proxy_fenced = true;
   if (!w.cta->shadow) return;
-  if (i.flags == kProxyAsync || i.flags == kProxyAsyncShared) w.cta->shadow->proxy_fence(w);
-  if (i.flags == kPlain) w.cta->shadow->fence(w);
+  Clocks& clocks = w.gang->clocks;
+  if (i.flags == kProxyAsync || i.flags == kProxyAsyncShared) clocks.proxy_fence(actor_of(w));
+  if (i.flags == kPlain) clocks.fence(actor_of(w), w.mask, i.imm & kAcquires, i.imm & kReleases, i.imm & kTotal);
 }
 
 void decode_fence(Decoder& d, Ins& i) {
   Modifiers& m = d.mods();
   i.fn = h_fence;
   if (m.take("mbarrier_init")) {
+    i.flags = kBarrierInit;  // orders nothing but the initialisation of mbarriers, of which there are no races
     m.take("release");
     m.take("cluster");
     return;
@@ -220,7 +257,8 @@ void decode_fence(Decoder& d, Ins& i) {
     }
     d.unsupported("proxy");
   }
-  m.take_one({"sc", "acq_rel", "acquire", "release"});
+  const int order = m.take_one({"sc", "acq_rel", "acquire", "release"});
+  i.imm = order == 2 ? kAcquires : order == 3 ? kReleases : order == 0 ? kAcquires | kReleases | kTotal : kAcquires | kReleases;
   m.take_one({"cta", "cluster", "gpu", "sys"});
   m.take_one({"sync_restrict::shared::cta", "sync_restrict::shared::cluster"});
   m.take("gl");
@@ -232,15 +270,14 @@ void h_grid_wait(Warp& w, const Ins&) {
   if (!record) return;
   record->waited = true;
   w.cta->grid_waited = true;
-  w.gang->clocks.know(w.cta->shadow->id(w), w.gang->clocks.grid_actor(), 1);
+  w.gang->clocks.know_grid(actor_of(w), w.mask);
 }
 
 void h_launch_dependents(Warp& w, const Ins&) {
   LaunchRecord* record = w.gang->launch->record;
   if (!record || w.cta->dependents_started) return;
   w.cta->dependents_started = true;
-  const Clocks& clocks = w.gang->clocks;
-  if (clocks.knows(w.cta->shadow->id(w), clocks.grid_actor(), 1)) record->starts_late = true;
+  if (w.gang->clocks.grid_lanes(actor_of(w)) & w.mask) record->starts_late = true;
 }
 
 void h_fewer_registers(Warp& w, const Ins& i) {
@@ -280,8 +317,12 @@ void register_sync(DecoderTable& table) {
   table.add("fence", decode_fence);
   table.add("membar", [](Decoder& d, Ins& i) {
     Modifiers& m = d.mods();
-    if (m.take("proxy")) m.take("alias");
+    if (m.take("proxy")) {
+      m.take("alias");
+      i.flags = kProxyAlias;
+    }
     m.take_one({"cta", "gl", "sys"});
+    i.imm = kAcquires | kReleases | kTotal;  // another name of fence.sc
     i.fn = h_fence;
   });
   table.add("griddepcontrol", [](Decoder& d, Ins& i) {
@@ -301,7 +342,7 @@ void register_sync(DecoderTable& table) {
       d.syntax("register count " + std::to_string(count) + " is not 24 to 256 in steps of 8");
     d.program().moves_registers = true;
     i.kind = Kind::Sync;
-    i.sync = Sync::All;
+    i.sync = Sync::Whole;
     i.imm = count;
     i.fn = direction == 0 ? h_more_registers : h_fewer_registers;
   });

@@ -36,7 +36,7 @@ u32 take_group(Decoder& d) {
 void whole_warp(Ins& i, Decoder& d) {
   if (!d.mods().take("sync") || !d.mods().take("aligned")) d.unsupported("form");
   i.kind = Kind::Sync;
-  i.sync = Sync::All;
+  i.sync = Sync::Whole;
 }
 
 u32 column_count(Warp& w, u32 slot) {
@@ -132,7 +132,7 @@ void h_load(Warp& w, const Ins& i) {
   if (!w.flight) w.flight = std::make_unique<RegisterFlight>(program.register_bytes);
   auto entry = std::make_shared<FlightEntry>();
   entry->writes.assign(slots, slots + i.n);
-  entry->line = i.line;
+  entry->pc = w.pc;
   entry->opcode = i.opcode;
   Warp* warp = &w;
   TensorMemory* memory = &tensor_memory(*w.cta);

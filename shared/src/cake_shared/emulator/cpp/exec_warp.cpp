@@ -7,9 +7,15 @@ namespace {
 
 enum Shuffle : int { kUp, kDown, kBfly, kIdx };
 
+[[noreturn]] void not_a_source(const Warp& w, u32 members, int lane, int from) {
+  const char* why = members >> from & 1 ? w.alive >> from & 1 ? ", which does not execute this" : ", which has exited" : ", which is not in its member mask ";
+  fault("IllegalInstruction", "lane " + std::to_string(lane) + " reads lane " + std::to_string(from) + why + (members >> from & 1 ? "" : hex(members)), lane);
+}
+
 template <int kMode>
 void h_shfl(Warp& w, const Ins& i) {
   auto *d = w.slot<u32>(i.d), *b = w.slot<u32>(i.b), *c = w.slot<u32>(i.c);
+  const u32* members = w.slot<u32>(i.sync_mask);
   u32 values[kLanes];
   std::memcpy(values, w.slot<u32>(i.a), sizeof values);
   u32 valid = 0;
@@ -34,6 +40,7 @@ void h_shfl(Warp& w, const Ins& i) {
       default: from = static_cast<i32>(lowest | (amount & ~segment)); ok = from <= static_cast<i32>(highest);
     }
     if (!ok) from = l;
+    if (!(members[l] & w.mask & 1u << (from & 31))) not_a_source(w, members[l], l, from & 31);
     d[l] = values[from & 31];
     valid |= u32(ok) << l;
   });

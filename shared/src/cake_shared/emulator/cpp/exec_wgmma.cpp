@@ -15,7 +15,10 @@ namespace cake::emu {
 void WgmmaState::check_exit() const {
   for (size_t k = 0; k < warps.size(); ++k) {
     if (warps[k].outstanding()) {
-      fault("AsyncInFlight", "the CTA ends with wgmma products that no wait has covered (warp " + std::to_string(k) + ")");
+      const auto& committed = warps[k].committed;
+      const auto group = std::find_if(committed.begin(), committed.end(), [](const auto& g) { return !g.empty(); });
+      const AsyncOp& op = *(group != committed.end() ? group->front() : warps[k].open.front())->op;
+      throw Fault{"AsyncInFlight", "the CTA ends with wgmma products that no wait has covered (warp " + std::to_string(k) + ")", -1, op.issuer, op.pc};
     }
     if (warps[k].sequence != warps[k / 4 * 4].sequence) {
       fault("IllegalInstruction", "warps " + std::to_string(k / 4 * 4) + " and " + std::to_string(k) +
@@ -155,7 +158,7 @@ void check_registers(Warp& w, const u32* d_slots, u32 d_count, const u32* a_slot
     if (w.flight->is_written(a_slots[k])) w.flight->unwaited(w, *w.flight->writer(a_slots[k]));
   }
   for (u32 k = 0; k < d_count; ++k) {
-    if (w.flight->is_read(d_slots[k])) fault("UnwaitedResult", "writes a register that a wgmma in flight still reads");
+    if (w.flight->is_read(d_slots[k])) w.flight->still_read(w, d_slots[k]);
     if (!w.flight->is_written(d_slots[k])) continue;
     const FlightHandle before = w.flight->writer(d_slots[k]);
     const u32 opcode = w.gang->launch->program->code[w.pc].opcode;
@@ -184,7 +187,6 @@ void announce(Warp& w, const Ins& i, const std::array<u64, 2>& descriptors, u32 
 
 template <class T>
 void h_wgmma(Warp& w, const Ins& i) {
-  if (w.mask != kFull) fault("IllegalInstruction", "wgmma is executed by " + std::to_string(std::popcount(w.mask)) + " of 32 lanes");
   WgmmaState::PerWarp& state = state_of(w);
   if (!state.fenced) fault("IllegalInstruction", "the first wgmma of a warp needs wgmma.fence before it");
   if (w.index / 4 * 4 + 4 > static_cast<int>(w.cta->warps.size())) {
@@ -205,7 +207,7 @@ void h_wgmma(Warp& w, const Ins& i) {
   auto entry = std::make_shared<FlightEntry>();
   entry->writes.assign(d_slots, d_slots + i.n);
   entry->reads.assign(a_slots, a_slots + a_count);
-  entry->line = i.line;
+  entry->pc = w.pc;
   entry->opcode = i.opcode;
   entry->sequence = static_cast<u32>(state.sequence.size());
   announce(w, i, descriptors, entry->sequence);
@@ -325,7 +327,7 @@ void decode_product(Decoder& d, Ins& i) {
   if (k != 32 / element_bytes(a)) d.syntax("k of the shape does not fit the operand type");
   d.program().matrix_reads = true;
   i.kind = Kind::Sync;
-  i.sync = Sync::All;
+  i.sync = Sync::Whole;
   i.fn = whole ? h_wgmma<i32> : h_wgmma<float>;
   i.imm = static_cast<i64>(n) | static_cast<i64>(a) << 16 | static_cast<i64>(b) << 24 | static_cast<i64>(accumulator) << 32;
   if (saturate) i.flags |= kSaturate;
@@ -369,7 +371,7 @@ void decode_wgmma(Decoder& d, Ins& i) {
   const int what = m.take_one({"fence", "commit_group", "wait_group"});
   if (what < 0 || !m.take("sync") || !m.take("aligned")) d.unsupported("form");
   i.kind = Kind::Sync;
-  i.sync = Sync::All;
+  i.sync = Sync::Whole;
   i.fn = what == 0 ? h_fence : what == 1 ? h_commit : h_wait;
   if (what == 2) i.imm = d.constant(d.op(0));
 }

@@ -45,8 +45,16 @@ void RegisterFlight::unwaited(Warp& w, const FlightEntry& e) const {
     w.gang->async.complete(*w.gang, e.op);
     return;
   }
-  fault("UnwaitedResult", "uses a register that " + w.gang->launch->program->opcodes[e.opcode] + " of line " +
-        std::to_string(e.line) + " writes, before the wait for it");
+  fault("UnwaitedResult", "uses a register that " + w.gang->launch->program->opcodes[e.opcode] + " at " +
+        place_text(*w.gang->launch, e.pc) + " writes, before the wait for it");
+}
+
+void RegisterFlight::still_read(Warp& w, u32 slot) const {
+  for (const auto& e : entries_) {
+    if (std::find(e->reads.begin(), e->reads.end(), slot) == e->reads.end()) continue;
+    fault("UnwaitedResult", "changes a register that " + w.gang->launch->program->opcodes[e->opcode] + " at " +
+          place_text(*w.gang->launch, e->pc) + " still reads, before the wait for it");
+  }
 }
 
 // A copy into a register that an operation in flight would write later: the operation happens first.
@@ -101,13 +109,7 @@ bool RegisterFlight::admit(Warp& w) {
       if (!copy) unwaited(w, *writer(slot));
       overwrite(w, slot);
     }
-    if (is_read(slot) && w.gang->launch->detect == Detect::All) {
-      for (const auto& e : entries_) {
-        if (std::find(e->reads.begin(), e->reads.end(), slot) == e->reads.end()) continue;
-        fault("UnwaitedResult", "changes a register that " + p.opcodes[e->opcode] + " of line " + std::to_string(e->line) +
-              " still reads, before the wait for it");
-      }
-    }
+    if (is_read(slot) && w.gang->launch->detect == Detect::All) still_read(w, slot);
   }
   return true;
 }

@@ -14,7 +14,7 @@ struct FlightEntry {
   AsyncHandle op;
   std::vector<u32> writes, reads;  // register slots
   u32 sequence = 0;                // a wgmma's number among those of its warpgroup, from 1
-  u32 line = 0;
+  int pc = -1;
   u32 opcode = 0;
   bool waited = false;
   // Compilers copy and pack destinations with mov before the wait, which assembles to nothing. A plain copy happens when
@@ -40,6 +40,8 @@ class RegisterFlight {
   FlightHandle writer(u32 slot) const;
   // A register that `e` writes is used before its wait: a fault, or with cheap detectors the operation happens now.
   void unwaited(Warp& w, const FlightEntry& e) const;
+  // A register that an operation in flight reads is changed: a fault.
+  void still_read(Warp& w, u32 slot) const;
   bool empty() const { return entries_.empty(); }
 
  private:

@@ -1,4 +1,4 @@
-// Setting up gangs, warps and their registers; reports; the loop over all gangs of a launch.
+// Setting up gangs, warps and their registers; the loop over all gangs of a launch.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -56,6 +56,7 @@ void GangRunner::start(u64 gang_index) {
   last_progress_ = 0;
   idle_rounds_ = 0;
   gang_.running = gang_.async_issuer = nullptr;
+  gang_.async_pc = -1;
   if (launch_.detect == Detect::All) gang_.clocks.reset(warps_ * ctas_);
   // The cluster's place in the grid, then each CTA's place in the cluster; both x first.
   u32 clusters[3], place[3];
@@ -84,6 +85,7 @@ void GangRunner::init_cta(Cta& cta, u64 linear, u32 rank) {
   cta.alive = threads_;
   cta.done = cta.grid_waited = cta.dependents_started = false;
   cta.free_registers = 0;
+  cta.barrier_uses.clear();
   cta.tensor.reset();
   cta.wgmma.reset();
   for (auto& b : cta.barriers) b = NamedBarrier{};
@@ -95,9 +97,7 @@ void GangRunner::init_cta(Cta& cta, u64 linear, u32 rank) {
   if (launch_.detect == Detect::All && (cta.shared_end > kSharedBase || launch_.record)) {
     if (!cta.shadow) cta.shadow = std::make_unique<SharedShadow>(cta, program_.shared_granule);
     cta.shadow->reset(cta);
-    for (u32 k = 0; k < warps_ && !overlaps; ++k) {
-      gang_.clocks.know(cta.shadow->id(cta.warps[k]), gang_.clocks.grid_actor(), 1);
-    }
+    for (u32 k = 0; k < warps_ && !overlaps; ++k) gang_.clocks.know_grid(cta.shadow->id(cta.warps[k]), kFull);
   }
 }
 
@@ -185,6 +185,25 @@ u64 GangRunner::special_value(const Program::SpecialSlot& s, const Cta& cta, int
   return 0;
 }
 
+namespace {
+
+void check_waited(const GroupList& list, const char* what, int lane) {
+  if (const AsyncOp* op = list.unwaited()) {
+    throw Fault{"AsyncInFlight", "the CTA ends with " + std::string(what) + " that no wait has covered", lane, op->issuer, op->pc};
+  }
+}
+
+// Copies that an mbarrier has counted need a thread that waits for it.
+void check_counted(const Cta& cta) {
+  for (const auto& use : cta.barrier_uses) {
+    if (use.counted <= use.waited) continue;
+    throw Fault{"AsyncInFlight", "the CTA ends with copies that no wait has covered: nobody has waited for phase " + std::to_string((use.counted - 1) & 1) +
+                  " of mbarrier " + hex(use.offset), -1, use.issuer, use.pc};
+  }
+}
+
+}  // namespace
+
 void GangRunner::check_exit(Cta& cta) {
   cta.done = true;
   if (cta.shadow) cta.shadow->finish();
@@ -195,93 +214,24 @@ void GangRunner::check_exit(Cta& cta) {
             " of one warpgroup executed different setmaxnreg instructions");
     }
   }
-  for (auto& w : cta.warps) {
+  for (const auto& w : cta.warps) {
     for (int l = 0; l < kLanes; ++l) {
-      if (w.copies.lanes && !w.copies.lanes[l].idle()) {
-        fault("AsyncInFlight",
-              "the CTA ends with cp.async copies that no wait has covered (warp " + std::to_string(w.index) + ")", l);
-      }
-      if (w.bulk.lanes && !w.bulk.lanes[l].idle()) {
-        fault("AsyncInFlight",
-              "the CTA ends with bulk copies that no wait has covered (warp " + std::to_string(w.index) + ")", l);
-      }
+      if (w.copies.lanes) check_waited(w.copies.lanes[l], "cp.async copies", l);
+      if (w.bulk.lanes) check_waited(w.bulk.lanes[l], "bulk copies", l);
     }
   }
+  check_counted(cta);
   if (cta.wgmma) cta.wgmma->check_exit();
   if (cta.tensor) cta.tensor->check_exit();
 }
 
 void GangRunner::finish() {
   if (!gang_.async.empty()) {
-    fault("AsyncInFlight",
-          std::to_string(gang_.async.size()) + " asynchronous operations are not done when the last thread exits");
+    const AsyncOp& op = gang_.async.oldest();
+    throw Fault{"AsyncInFlight", std::to_string(gang_.async.size()) + " asynchronous operations are not done when the last thread exits, this the oldest", -1,
+                op.issuer, op.pc};
   }
-}
-
-std::string GangRunner::waiting() const {
-  std::string text;
-  int shown = 0;
-  for (const auto& cta : gang_.ctas) {
-    for (const auto& w : cta->warps) {
-      for (const auto& s : w.splits) {
-        if (++shown > 40) return text + "\n  ...";
-        const Ins& i = program_.code[s.pc];
-        text += "\n  CTA " + std::to_string(cta->linear) + " warp " + std::to_string(w.index) + " lanes " +
-                hex(s.mask) + " at line " + std::to_string(i.line) +
-                (i.loc.line ? " (source line " + std::to_string(i.loc.line) + ")" : "") + ": ";
-        if (s.state == State::WaitBarrier) {
-          const NamedBarrier& b = cta->barriers[s.barrier];
-          text += "barrier " + std::to_string(s.barrier) + ", " + std::to_string(b.arrived) + " of " +
-                  std::to_string(b.has_count ? b.expected : cta->alive) + " threads have arrived";
-        } else if (s.state == State::WaitLanes) {
-          text += program_.opcodes[i.opcode] + " waits for lanes " + hex(s.want & ~s.mask);
-        } else if (s.state == State::WaitCluster) {
-          text += "barrier.cluster.wait, " + std::to_string(gang_.cluster_arrived) + " of " +
-                  std::to_string(gang_.alive) + " threads have arrived";
-        } else {
-          // A poll is a branch back to an instruction that found nothing; others are tried again themselves.
-          const Ins& tried = i.kind == Kind::Sync || s.pc == 0 ? i : program_.code[s.pc - 1];
-          text += "polls (" + program_.opcodes[tried.opcode] + ", line " + std::to_string(tried.line) +
-                  (tried.loc.line ? ", source line " + std::to_string(tried.loc.line) : "") + ")";
-          if (program_.moves_registers && program_.opcodes[i.opcode].rfind("setmaxnreg", 0) == 0) {
-            text += ", needs " + std::to_string((static_cast<u32>(i.imm) - w.registers_held) * kLanes) + " registers, " +
-                    std::to_string(cta->free_registers) + " of the CTA's " +
-                    std::to_string(launch_.registers * kLanes * warps_) + " are free";
-          }
-        }
-      }
-    }
-  }
-  return text;
-}
-
-Located GangRunner::locate(const Fault& f) const {
-  Located out;
-  out.detector = f.detector;
-  out.text = f.text;
-  out.lane = f.lane;
-  const Warp* warp = f.warp ? static_cast<const Warp*>(f.warp) : gang_.running;
-  i32 pc = f.warp ? f.pc : warp ? warp->pc : -1;
-  if (!warp) {  // a deadlock: the first warp that waits
-    for (const auto& cta : gang_.ctas) {
-      for (const auto& w : cta->warps) {
-        if (!warp && !w.splits.empty()) warp = &w, pc = w.splits[0].pc;
-      }
-    }
-  }
-  if (warp) {
-    const Ins& i = program_.code[pc];
-    out.line = i.line;
-    out.loc = i.loc;
-    out.cta = static_cast<i64>(warp->cta->linear);
-    std::copy(warp->cta->id, warp->cta->id + 3, out.cta_id);
-    out.warp = warp->index;
-    if (i.kind != Kind::Label) out.text = program_.opcodes[i.opcode] + ": " + f.text;
-  } else if (!gang_.ctas.empty()) {
-    out.cta = static_cast<i64>(gang_.ctas[0]->linear);
-    std::copy(gang_.ctas[0]->id, gang_.ctas[0]->id + 3, out.cta_id);
-  }
-  return out;
+  for (const auto& cta : gang_.ctas) check_counted(*cta);  // what was done after the last thread had exited
 }
 
 namespace {

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -69,7 +70,7 @@ struct Warp {
   std::vector<Split> splits;
   LaneCopies copies;  // cp.async groups
   BulkGroups bulk;    // cp.async.bulk groups
-  u32 cluster_phase[kLanes] = {};
+  u32 cluster_phase[kLanes] = {};  // that the lane has arrived for and not waited for; 0: none
   std::unique_ptr<RegisterFlight> flight;  // null until the first operation with registers in flight
   u64 poll_value = 0;
   i32 poll_pc = -1;
@@ -94,6 +95,16 @@ struct NamedBarrier {
   u32 predicate_true = 0, predicate_lanes = 0;  // bar.red
 };
 
+// An mbarrier that counts bytes of copies: whether anybody has waited for the last of them.
+struct BarrierUse {
+  u32 offset = 0;
+  u64 phases = 0;        // completed
+  u64 waited = 0;        // phases that a thread has waited for
+  u64 counted = 0;       // phase, from 1, that counts the last bytes
+  Warp* issuer = nullptr;  // of the copy that brought them
+  int pc = -1;
+};
+
 struct Cta {
   Gang* gang = nullptr;
   u32 rank = 0;  // in its cluster
@@ -109,6 +120,7 @@ struct Cta {
   std::unique_ptr<WgmmaState> wgmma;
   bool done = false;
   bool grid_waited = false, dependents_started = false;  // griddepcontrol.wait and .launch_dependents
+  std::vector<BarrierUse> barrier_uses;
   u32 free_registers = 0;                                // of those that setmaxnreg moves between its warps
 };
 
@@ -133,6 +145,7 @@ struct Launch {
   const Program* program = nullptr;
   Limits limits;
   u32 registers = 0;               // a thread's at the start, where setmaxnreg needs to know
+  const std::map<u32, std::string>* files = nullptr;  // names of the source files, where known
   LaunchRecord* record = nullptr;  // of its accesses to global memory, on a stream under Detect::All
   u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};
   u32 dynamic_shared = 0;
@@ -161,11 +174,12 @@ struct Gang {
   u64 progress = 0;  // changes whenever another warp could find something new
   u64 executed = 0, executed_at_progress = 0;
   Random random;
-  u32 cluster_arrived = 0, cluster_phase = 0;
+  u32 cluster_arrived = 0, cluster_phase = 0;  // lanes that have arrived and are alive
   u32 alive = 0;
   Stats* stats = nullptr;
   Warp* running = nullptr;       // the warp whose instruction is being executed
-  Warp* async_issuer = nullptr;  // the warp that issued the asynchronous operation being performed
+  Warp* async_issuer = nullptr;  // the warp that issued the asynchronous operation being performed,
+  int async_pc = -1;             // and where
   Clocks clocks;
 };
 
@@ -238,5 +252,9 @@ inline void map3(Warp& w, const Ins& i, F f) {
 // The lanes that are not alive any more satisfy barriers; called after arrivals and exits.
 void release_barriers(Cta& cta);
 void release_cluster(Gang& gang);
+void leave_cluster(Warp& w, u32 lanes);  // lanes exit
+
+// Where an instruction stands, for messages: "line 12 (source.cu:34)".
+std::string place_text(const Launch& launch, int pc);
 
 }  // namespace cake::emu

@@ -27,7 +27,7 @@ void merge(u32& word, u32 entry) {
 }
 
 void check_against(Warp& w, const LaunchRecord& other, const Allocation& a, u64 address, u32 bytes, Rw rw, int lane, bool waited) {
-  const bool writes = rw != Rw::Read;
+  const bool writes = cake::emu::writes(rw);
   auto what = [&] {
     return std::string(writes ? "writes " : "reads ") + std::to_string(bytes) + " bytes of " + a.name + " at byte " +
            std::to_string(address - a.begin);
@@ -145,14 +145,14 @@ void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int 
   LaunchRecord& record = *w.gang->launch->record;
   if (bytes == 0 || w.gang->async_issuer) return;  // asynchronous operations are judged where they are issued
   if (record.programmatic) {
-    const Clocks& clocks = w.gang->clocks;
-    const bool waited = clocks.knows(w.cta->shadow->id(w), clocks.grid_actor(), 1);
+    const u32 lanes = lane < 0 ? w.mask : 1u << lane;
+    const bool waited = !(lanes & ~w.gang->clocks.grid_lanes(w.cta->shadow->id(w)));
     const auto& others = waited ? record.after_wait : record.at_start;
     for (const auto& other : others) {
       check_against(w, *other, w.gang->launch->registry[allocation], address, bytes, rw, lane, waited);
     }
   }
-  if (by_copy && rw != Rw::Write && !record.proxy_fenced) {
+  if (by_copy && reads(rw) && !record.proxy_fenced) {
     const int pc = record.stored(allocation, address, bytes);
     if (pc >= 0) {
       const Allocation& a = w.gang->launch->registry[allocation];
@@ -161,7 +161,7 @@ void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int 
             ": no thread has executed fence.proxy.async for global memory", lane);
     }
   }
-  record.note(allocation, address, bytes, rw != Rw::Write, rw != Rw::Read, by_copy, w.pc);
+  record.note(allocation, address, bytes, reads(rw), writes(rw), by_copy, w.pc);
 }
 
 }  // namespace cake::emu

@@ -70,7 +70,7 @@ class StreamHistory {
   std::shared_ptr<LaunchRecord> last_;
 };
 
-// Called for every access to global memory of a launch that has a record: notes it and faults when it is unordered with
+// Called for every access to global memory of a launch that has a record (`lane` -1: of all lanes that execute): notes it and faults when it is unordered with
 // what an earlier launch did, or when a copy reads what this launch has stored and nothing in it has fenced the proxies.
 void overlap_access(Warp& w, int allocation, u64 address, u32 bytes, Rw rw, int lane, bool by_copy = false);
 

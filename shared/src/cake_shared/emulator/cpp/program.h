@@ -22,7 +22,8 @@ enum class Kind : u8 {
   Exit
 };
 
-enum class Sync : u8 { None, Mask, All };  // which lanes must arrive together: those of a register, or all alive
+// Which lanes must arrive together: those of a register, all that are alive, or all 32, none of which may have exited.
+enum class Sync : u8 { None, Mask, All, Whole };
 
 constexpr u32 kWarpBarrier = 1u << 31;  // Ins::flags of bar.warp.sync, which also meets other such instructions
 

@@ -25,43 +25,6 @@ void Stats::add(const Stats& other) {
   printed += other.printed;
 }
 
-// Parts of a warp that stand at the same instruction become one.
-void GangRunner::merge(Warp& w) {
-  auto& splits = w.splits;
-  for (size_t i = 0; i < splits.size(); ++i) {
-    Split& s = splits[i];
-    if (s.state != State::Run && s.state != State::WaitLanes) continue;
-    for (size_t j = i + 1; j < splits.size();) {
-      Split& t = splits[j];
-      if (t.pc == s.pc && (t.state == State::Run || t.state == State::WaitLanes) && t.returns == s.returns) {
-        s.mask |= t.mask;
-        s.state = State::Run;
-        s.parked = ~0ull;
-        splits.erase(splits.begin() + static_cast<std::ptrdiff_t>(j));
-      } else {
-        ++j;
-      }
-    }
-  }
-  // bar.warp.sync meets across different instructions.
-  for (auto& s : splits) {
-    if (s.state != State::WaitLanes || !(program_.code[s.pc].flags & kWarpBarrier)) continue;
-    u32 together = 0;
-    auto meets = [&](const Split& t) {
-      return t.state == State::WaitLanes && t.want == s.want && (program_.code[t.pc].flags & kWarpBarrier);
-    };
-    for (const auto& t : splits) together |= meets(t) ? t.mask : 0;
-    if ((together & s.want & w.alive) != (s.want & w.alive)) continue;
-    const u32 want = s.want;
-    for (auto& t : splits) {
-      if (t.state == State::WaitLanes && t.want == want && (program_.code[t.pc].flags & kWarpBarrier)) {
-        t.state = State::Run;
-        ++t.pc;
-      }
-    }
-  }
-}
-
 // Deepest call first, then the lowest program counter: parts that lag behind catch up and merge.
 bool GangRunner::pick(Warp& w, bool rotate) {
   if (w.splits.size() > 1) merge(w);
@@ -80,31 +43,17 @@ bool GangRunner::pick(Warp& w, bool rotate) {
       best = j;
     }
   }
-  if (best < 0) return false;
-  w.current = best;
-  return true;
-}
-
-// True when other lanes must arrive first; the current part then waits.
-bool GangRunner::needs_lanes(Warp& w, const Ins& i, u32 current) {
-  u32 want = w.alive;
-  if (i.sync == Sync::Mask) {
-    want = 0;
-    each_lane(current, [&](int l) { want |= w.lane32(i.sync_mask, l); });
-    want &= w.alive;
+  if (best < 0) {
+    if (count > 1) check_parted(w);
+    return false;
   }
-  if ((current & want) == want) return false;
-  Split& s = w.split();
-  s.state = State::WaitLanes;
-  s.want = want;
+  w.current = best;
   return true;
 }
 
 void GangRunner::leave(Warp& w, u32 lanes, i32 pc) {
   w.alive &= ~lanes;
-  const u32 count = static_cast<u32>(std::popcount(lanes));
-  w.cta->alive -= count;
-  gang_.alive -= count;
+  w.cta->alive -= static_cast<u32>(std::popcount(lanes));
   ++gang_.progress;
   Split& s = w.split();
   s.mask &= ~lanes;
@@ -115,7 +64,7 @@ void GangRunner::leave(Warp& w, u32 lanes, i32 pc) {
     if (t.state == State::WaitLanes) t.state = State::Run;
   }
   release_barriers(*w.cta);
-  release_cluster(gang_);
+  leave_cluster(w, lanes);
   if (w.cta->alive == 0) check_exit(*w.cta);
 }
 
@@ -178,6 +127,11 @@ SliceEnd GangRunner::run(Warp& w, u64 budget) {
         Split& s = w.split();
         s.pc = pc;
         if (m != current) {  // the lanes whose guard is false go on alone
+          w.pc = pc;
+          if (i.sync == Sync::All || i.sync == Sync::Whole) {
+            fault("IllegalInstruction", "the guard is true for lanes " + hex(m) + " of " + hex(current) + ": all lanes of a warp execute this together",
+                  first_lane(m));
+          }
           Split rest = s;
           rest.mask = current & ~m;
           rest.pc = pc + 1;

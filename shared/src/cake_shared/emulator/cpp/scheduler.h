@@ -50,6 +50,7 @@ class GangRunner {
   SliceEnd run(Warp& w, u64 budget);
   bool pick(Warp& w, bool rotate);
   void merge(Warp& w);
+  void check_parted(Warp& w);
   bool needs_lanes(Warp& w, const Ins& i, u32 current);
   void leave(Warp& w, u32 lanes, i32 pc);
   void check_exit(Cta& cta);

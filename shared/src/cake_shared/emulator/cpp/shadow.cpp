@@ -24,6 +24,10 @@ void SharedShadow::reset(Cta& cta) {
                                           : 0;
   readers_.assign(static_cast<size_t>(cells) * warps_, 0);
   async_readers_.assign(static_cast<size_t>(cta.shared_end / kUnit + 1) * async_columns_, 0);
+  write_pcs_.resize(cells);
+  read_pcs_.resize(readers_.size());
+  async_read_pcs_.resize(async_readers_.size());
+  synced_.clear();
   mbarriers_.clear();
   copies_.clear();
   issuing_.clear();
@@ -48,34 +52,41 @@ std::string SharedShadow::name(u32 actor) const {
   return text;
 }
 
-void SharedShadow::race(u32 me, u32 other, u32 cell, const char* what, int lane) const {
-  const std::string mine = place(cell) + ": " + what + " by " + name(me);
-  if (other < warps_) fault("SharedRace", mine + " with nothing that orders it after that of " + name(other), lane);
-  fault("SharedRace", mine + " where " + name(other) + " may still read: it knows of no wait that covers it", lane);
+std::string SharedShadow::at(int pc) const { return " at " + place_text(*gang_->launch, pc); }
+
+std::string SharedShadow::unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what) const {
+  return place(cell) + ": " + what + " by " + name(me) + " with nothing that orders it after that of " + name(other) + at(other_pc);
+}
+
+void SharedShadow::race(u32 me, u32 other, int other_pc, u32 cell, const char* what, int lane) const {
+  if (other < warps_) fault("SharedRace", unordered(me, other, other_pc, cell, what), lane);
+  fault("SharedRace", place(cell) + ": " + what + " by " + name(me) + " where " + name(other) + at(other_pc) +
+        " may still read: it knows of no wait that covers it", lane);
 }
 
 // The last write must be known to the warp; a write must also know of every read.
-void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane, bool forgive) {
+void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool strong, int lane, bool forgive) {
   const Cell& c = cells_[cell];
   const u32 me = id(w);
   const auto& seen = clocks_->of(me).seen;
   if (c.flags & kUnderWay) {
     fault(writes ? "SharedRace" : "UnwaitedResult",
-          place(cell) + ": an asynchronous copy into them is under way and has not been waited for", lane);
+          place(cell) + ": the asynchronous copy" + at(write_pcs_[cell]) + " into them is under way and has not been waited for", lane);
   }
-  if (c.clock > seen[c.writer] && !(atomic && (c.flags & kAtomic))) {
+  if (c.clock > seen[c.writer] && !(strong && (c.flags & kStrong)) && !observed(me, cell)) {
     if (c.writer >= clocks_->first_barrier()) {
       fault(writes ? "SharedRace" : "UnwaitedResult",
-            place(cell) + ": the mbarrier of the copy that wrote them has not been waited for by " + name(me), lane);
+            place(cell) + ": the mbarrier of the copy" + at(write_pcs_[cell]) + " that wrote them has not been waited for by " + name(me), lane);
     }
-    if (!forgive) race(me, c.writer, cell, writes ? "a write" : "a read", lane);
+    if (!forgive) race(me, c.writer, write_pcs_[cell], cell, writes ? "a write" : "a read", lane);
     u32 old = 0;
     std::memcpy(&old, cta_->shared + cell * granule_, granule_);
-    suspects_.push_back({cell, me, c.writer, old, lane, &w, w.pc});
+    suspects_.push_back({cell, me, c.writer, old, lane, &w, w.pc, write_pcs_[cell]});
   }
   if (!writes) return;
   check_readers(me, cell, readers(cell), 0, warps_, lane);
   if (async_columns_) check_readers(me, cell, async_readers(cell), warps_, async_columns_, lane);
+  if (c.flags & kSynced && !strong) check_strong_readers(me, cell, lane);
 }
 
 // `read`: clocks of the actors from `first` on.
@@ -85,7 +96,10 @@ void SharedShadow::check_readers(u32 me, u32 cell, const u32* read, u32 first, u
   for (u32 k = 0; k < count; ++k) unordered |= read[k] > seen[k];
   if (!unordered) return;
   for (u32 k = 0; k < count; ++k) {
-    if (read[k] > seen[k]) race(me, first + k, cell, "a write", lane);
+    if (read[k] <= seen[k]) continue;
+    const int pc = first ? async_read_pcs_[static_cast<size_t>(read - async_readers_.data()) + k]
+                         : read_pcs_[static_cast<size_t>(read - readers_.data()) + k];
+    race(me, first + k, pc, cell, "a write", lane);
   }
 }
 
@@ -96,17 +110,14 @@ void SharedShadow::confirm() {
     u32 now = 0;
     std::memcpy(&now, cta_->shared + s.cell * granule_, granule_);
     if (now == s.old) continue;
-    Fault f{
-        "SharedRace",
-        place(s.cell) + ": a write by " + name(s.me) + " with nothing that orders it after that of " + name(s.other),
-        s.lane};
+    Fault f{"SharedRace", unordered(s.me, s.other, s.other_pc, s.cell, "a write"), s.lane};
     f.warp = s.warp;
     f.pc = s.pc;
     throw f;
   }
 }
 
-void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool atomic, int lane) {
+void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool strong, int lane) {
   if (!suspects_.empty() && (suspects_[0].pc != w.pc || suspects_[0].warp != &w)) confirm();
   const u32 me = id(w), now = clocks_->now(me);
   const auto& seen = clocks_->of(me).seen;
@@ -114,18 +125,23 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
   for (u32 cell = first; cell <= last; ++cell) {
     Cell& c = cells_[cell];
     if (reads && !(c.flags & kWritten)) {
-      if (c.flags & kUnderWay) check_order(w, cell, writes, atomic, lane);
+      if (c.flags & kUnderWay) check_order(w, cell, writes, strong, lane);
       fault("UninitialisedRead", place(cell) + " have never been written", lane);
     }
     if (writes || (c.flags & kUnderWay) || c.clock > seen[c.writer]) {
-      check_order(w, cell, writes, atomic, lane, writes && !atomic && granule_ <= 4);
+      check_order(w, cell, writes, strong, lane, writes && !strong && granule_ <= 4);
     }
-    if (writes) {
+    if (strong) {
+      strong_access(w, cell, me, now, reads, writes);
+    } else if (writes) {
       c.writer = static_cast<u16>(me);
       c.clock = now;
-      c.flags = static_cast<u8>(kWritten | (atomic ? kAtomic : 0));
+      c.flags = kWritten;
+      write_pcs_[cell] = w.pc;
     } else {
-      readers(cell)[me] = now;
+      const size_t at = static_cast<size_t>(cell) * warps_ + me;
+      readers_[at] = now;
+      read_pcs_[at] = w.pc;
     }
   }
 }
@@ -139,7 +155,7 @@ void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes) 
         c.clock > known.fenced[c.writer]) {
       fault("MissingProxyFence",
             place(cell) + " were written by " + name(c.writer) +
-                " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
+                at(write_pcs_[cell]) + " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
     }
   }
   check_order(issuer, cell, writes, false, -1);
@@ -155,8 +171,9 @@ void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reade
   }
   if (reader.actor - warps_ >= async_columns_) return;
   for (u32 at = offset / kUnit; at <= (offset + bytes - 1) / kUnit; ++at) {
-    u32& read = async_readers_[static_cast<size_t>(at) * async_columns_ + reader.actor - warps_];
-    read = std::max(read, reader.clock);
+    const size_t column = static_cast<size_t>(at) * async_columns_ + reader.actor - warps_;
+    async_readers_[column] = std::max(async_readers_[column], reader.clock);
+    async_read_pcs_[column] = issuer.pc;
   }
 }
 
@@ -165,6 +182,7 @@ void SharedShadow::async_write(Warp& issuer, u32 offset, u32 bytes, bool reads) 
   for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
     async_order(issuer, cell, reads, true);
     cells_[cell].flags = static_cast<u8>((cells_[cell].flags & kWritten) | kUnderWay);
+    write_pcs_[cell] = issuer.pc;
   }
 }
 
@@ -191,6 +209,7 @@ void SharedShadow::copy_begin(Warp& w, u32 offset, u32 bytes, int lane) {
     Cell& c = cells_[cell];
     check_order(w, cell, true, false, lane);
     c.flags = static_cast<u8>((c.flags & kWritten) | kUnderWay);
+    write_pcs_[cell] = w.pc;
   }
   issuing_.emplace_back(offset, bytes);
 }
@@ -224,23 +243,20 @@ void SharedShadow::copy_signal(Warp& w, u32 barrier) {
     if (c.op->done) settle(w, c.ranges);
   }
   list.erase(std::remove_if(list.begin(), list.end(), [](const Copies& c) { return c.op->done; }), list.end());
-  mbarrier_arrive(w, barrier);
+  mbarrier_arrive(w, kFull, barrier);
 }
 
-void SharedShadow::barrier_arrive(Warp& w, u32 id_of_barrier) { clocks_->release(id(w), named_[id_of_barrier]); }
+void SharedShadow::barrier_arrive(Warp& w, u32 id_of_barrier) { clocks_->release(id(w), w.mask, named_[id_of_barrier]); }
 
 void SharedShadow::barrier_released(Cta& cta, u32 id_of_barrier) {
   Knowledge& k = named_[id_of_barrier];
   for (auto& w : cta.warps) {
     for (const auto& s : w.splits) {
-      if (s.state == State::WaitBarrier && s.barrier == id_of_barrier) clocks_->acquire(id(w), k);
+      if (s.state == State::WaitBarrier && s.barrier == id_of_barrier) clocks_->acquire(id(w), s.mask, k);
     }
   }
   k.reset(clocks_->actors(), warps_);
 }
-
-void SharedShadow::fence(Warp& w) { clocks_->fence(id(w)); }
-void SharedShadow::proxy_fence(Warp& w) { clocks_->proxy_fence(id(w)); }
 
 void SharedShadow::mbarrier_init(Warp& w, u32 offset) {
   (void)w;
@@ -250,9 +266,10 @@ void SharedShadow::mbarrier_init(Warp& w, u32 offset) {
   mbarriers_.insert_or_assign(offset, std::move(m));
 }
 
-void SharedShadow::mbarrier_arrive(Warp& w, u32 offset) {
+void SharedShadow::mbarrier_arrive(Warp& w, u32 lanes, u32 offset, bool relaxed) {
   auto it = mbarriers_.find(offset);
-  if (it != mbarriers_.end()) clocks_->release(id(w), it->second.arriving);
+  if (it == mbarriers_.end()) return;
+  relaxed ? clocks_->release_relaxed(id(w), it->second.arriving) : clocks_->release(id(w), lanes, it->second.arriving);
 }
 
 void SharedShadow::mbarrier_phase(u32 offset) {
@@ -261,6 +278,7 @@ void SharedShadow::mbarrier_phase(u32 offset) {
   Mbarrier& m = it->second;
   m.completed.learn(m.arriving);
   m.completed.seen[m.actor] = clocks_->complete(m.actor);
+  m.completed.empty = false;
 }
 
 void SharedShadow::mbarrier_tells(u32 offset, u32 actor, u32 clock) {
@@ -268,6 +286,7 @@ void SharedShadow::mbarrier_tells(u32 offset, u32 actor, u32 clock) {
   if (it == mbarriers_.end()) return;
   u32& told = it->second.arriving.seen[actor];
   told = std::max(told, clock);
+  it->second.arriving.empty = false;
 }
 
 bool SharedShadow::mbarrier_clock(u32 offset, u32& actor, u32& clock) const {
@@ -278,9 +297,10 @@ bool SharedShadow::mbarrier_clock(u32 offset, u32& actor, u32& clock) const {
   return true;
 }
 
-void SharedShadow::mbarrier_acquire(Warp& w, u32 offset) {
+void SharedShadow::mbarrier_acquire(Warp& w, u32 lanes, u32 offset, bool relaxed) {
   auto it = mbarriers_.find(offset);
-  if (it != mbarriers_.end()) clocks_->acquire(id(w), it->second.completed);
+  if (it == mbarriers_.end()) return;
+  relaxed ? clocks_->acquire_relaxed(id(w), it->second.completed) : clocks_->acquire(id(w), lanes, it->second.completed);
 }
 
 }  // namespace cake::emu

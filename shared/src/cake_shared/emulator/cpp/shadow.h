@@ -23,7 +23,13 @@ class SharedShadow {
   }
 
   // By ordinary instructions of a warp of the gang.
-  void access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool atomic, int lane);
+  void access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool strong, int lane);
+  // After a strong access: what its releases and acquires, or the fences around it, pass on.
+  struct Strong {
+    bool reads, writes, acquires, releases;
+    u32 lanes;
+  };
+  void order(Warp& w, u32 offset, u32 bytes, Strong how);
   // By the asynchronous proxy on behalf of `issuer`, when the operation is issued. A copy that writes is then under way
   // until async_arrived says that its data are there and which mbarrier counts them (a shared address with rank bits).
   // What it reads nobody may write before knowing `reader` up to `clock`.
@@ -44,14 +50,12 @@ class SharedShadow {
   // What orders the accesses of different warps.
   void barrier_arrive(Warp& w, u32 id);
   void barrier_released(Cta& cta, u32 id);
-  void fence(Warp& w);
-  void proxy_fence(Warp& w);
   void mbarrier_init(Warp& w, u32 offset);
   void mbarrier_inval(u32 offset) { mbarriers_.erase(offset); }
   bool is_mbarrier(u32 offset) const { return mbarriers_.count(offset) != 0; }
-  void mbarrier_arrive(Warp& w, u32 offset);
+  void mbarrier_arrive(Warp& w, u32 lanes, u32 offset, bool relaxed = false);
   void mbarrier_phase(u32 offset);
-  void mbarrier_acquire(Warp& w, u32 offset);
+  void mbarrier_acquire(Warp& w, u32 lanes, u32 offset, bool relaxed);
   // The phase that counts this arrival also tells of operations of `actor` up to `clock`.
   void mbarrier_tells(u32 offset, u32 actor, u32 clock);
   // The actor of a mbarrier and the clock of its phase under way; false for one that this shadow has not seen initialised.
@@ -60,7 +64,8 @@ class SharedShadow {
 
  private:
   static constexpr u32 kUnit = 16;
-  enum : u8 { kWritten = 1, kAtomic = 2, kUnderWay = 4, kProxy = 8 };  // kProxy: written by the asynchronous proxy
+  // kStrong: the last write was a strong one; kProxy: written by the asynchronous proxy; kSynced: has an entry in synced_.
+  enum : u8 { kWritten = 1, kStrong = 2, kUnderWay = 4, kProxy = 8, kSynced = 16 };
   struct Cell {
     u32 clock = 0;   // of the last write
     u16 writer = 0;  // actor
@@ -70,6 +75,15 @@ class SharedShadow {
   struct Mbarrier {
     u32 actor;
     Knowledge arriving, completed;
+  };
+  // Of a cell with strong accesses since its last ordinary write.
+  struct Synced {
+    Knowledge handed;            // to those who read the last write, or an atomic of the chain that follows it
+    std::vector<u32> reads;      // by warp: clock of its last strong read
+    std::vector<int> read_pcs;   // by warp: where that was
+    std::vector<bool> observed;  // by warp: has read the last write
+    // By warp: what its last release here told, and what its strong reads here were handed.
+    std::unordered_map<u32, Knowledge> released, read;
   };
   struct Copies {
     std::shared_ptr<AsyncOp> op;
@@ -82,7 +96,7 @@ class SharedShadow {
     u32 cell, me, other, old;
     int lane;
     const Warp* warp;
-    int pc;
+    int pc, other_pc;
   };
   void confirm();
 
@@ -91,10 +105,16 @@ class SharedShadow {
     return async_readers_.data() + static_cast<size_t>(cell * granule_ / kUnit) * async_columns_;
   }
   void check_readers(u32 me, u32 cell, const u32* read, u32 first, u32 count, int lane) const;
+  void check_strong_readers(u32 me, u32 cell, int lane) const;
   void async_order(Warp& issuer, u32 cell, bool reads, bool writes);
-  void check_order(Warp& w, u32 cell, bool writes, bool atomic, int lane, bool forgive = false);
-  [[noreturn]] void race(u32 me, u32 other, u32 cell, const char* what, int lane) const;
+  void check_order(Warp& w, u32 cell, bool writes, bool strong, int lane, bool forgive = false);
+  bool observed(u32 me, u32 cell) const;
+  Synced& synced(u32 cell);
+  void strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool writes);
+  [[noreturn]] void race(u32 me, u32 other, int other_pc, u32 cell, const char* what, int lane) const;
+  std::string unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what) const;
   std::string place(u32 cell) const;
+  std::string at(int pc) const;  // " at line 12 (source.cu:34)"
   std::string name(u32 actor) const;
   void settle(Warp& w, const std::vector<std::pair<u32, u32>>& ranges);
 
@@ -106,6 +126,9 @@ class SharedShadow {
   std::vector<Cell> cells_;
   std::vector<u32> readers_;        // by cell, then warp: clock of its last read
   std::vector<u32> async_readers_;  // by 16 bytes, which asynchronous operations read together, then actor
+  // Where those accesses are in the program; what no access has written is left over from an earlier CTA.
+  std::vector<int> write_pcs_, read_pcs_, async_read_pcs_;
+  std::unordered_map<u32, Synced> synced_;
   std::unordered_map<u32, Mbarrier> mbarriers_;
   Knowledge named_[16];
   std::vector<Suspect> suspects_;

@@ -13,7 +13,13 @@ struct WgmmaState {
     std::deque<std::vector<FlightHandle>> committed;  // oldest first
     bool fenced = false;                             // has executed wgmma.fence at all
     std::vector<u32> sequence;                       // line of each product, to compare the four warps
-    bool outstanding() const { return !open.empty() || !committed.empty(); }
+    bool outstanding() const {
+      if (!open.empty()) return true;
+      for (const auto& group : committed) {
+        if (!group.empty()) return true;
+      }
+      return false;
+    }
   };
   std::vector<PerWarp> warps;
   // What must hold when the CTA ends.

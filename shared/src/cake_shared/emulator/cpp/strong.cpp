@@ -1,0 +1,75 @@
+// Strong accesses to shared memory (relaxed, acquire, release, volatile and atomic ones), as the memory model of the PTX
+// ISA has them: they do not race with each other, and a release that a strong read observes passes on what its warp knew.
+#include "machine.h"
+#include "shadow.h"
+
+namespace cake::emu {
+
+SharedShadow::Synced& SharedShadow::synced(u32 cell) {
+  Synced& s = synced_[cell];
+  if (!(cells_[cell].flags & kSynced)) {  // an ordinary write or a copy has ended what was before
+    s = Synced{clocks_->nothing(), std::vector<u32>(warps_, 0), std::vector<int>(warps_, -1), std::vector<bool>(warps_, false), {}, {}};
+    cells_[cell].flags |= kSynced;
+  }
+  return s;
+}
+
+// A warp that has read a strong write with a strong read comes after that write, if not after what its writer did before.
+bool SharedShadow::observed(u32 me, u32 cell) const {
+  return cells_[cell].flags & kSynced && synced_.at(cell).observed[me];
+}
+
+void SharedShadow::check_strong_readers(u32 me, u32 cell, int lane) const {
+  const Synced& s = synced_.at(cell);
+  const auto& seen = clocks_->of(me).seen;
+  for (u32 k = 0; k < warps_; ++k) {
+    if (s.reads[k] > seen[k]) race(me, k, s.read_pcs[k], cell, "a write", lane);
+  }
+}
+
+void SharedShadow::strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool writes) {
+  Cell& c = cells_[cell];
+  Synced& s = synced(cell);
+  if (writes) {
+    c.writer = static_cast<u16>(me);
+    c.clock = now;
+    c.flags = kWritten | kStrong | kSynced;
+    write_pcs_[cell] = w.pc;
+    s.observed.assign(warps_, false);
+  } else if (c.flags & kStrong) {
+    s.observed[me] = true;
+  }
+  if (!reads) return;
+  s.reads[me] = now;
+  s.read_pcs[me] = w.pc;
+}
+
+void SharedShadow::order(Warp& w, u32 offset, u32 bytes, Strong how) {
+  const u32 me = id(w);
+  for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
+    Synced& s = synced(cell);
+    if (how.reads) {
+      if (!s.handed.empty) {
+        s.read.try_emplace(me, clocks_->nothing()).first->second.learn(s.handed);
+        if (!how.acquires) clocks_->acquire_relaxed(me, s.handed);
+      }
+      // A strong read here and then an acquire here by the same thread are an acquire pattern too.
+      const auto read = s.read.find(me);
+      if (how.acquires && read != s.read.end()) clocks_->acquire(me, how.lanes, read->second);
+    }
+    if (!how.writes) continue;
+    if (!how.reads) s.handed = clocks_->nothing();
+    if (how.releases) {
+      Knowledge& released = s.released.try_emplace(me, clocks_->nothing()).first->second;
+      clocks_->release(me, how.lanes, released);
+      s.handed.learn(released);
+    } else {
+      clocks_->release_relaxed(me, s.handed);
+      // A release here and then a strong write here by the same thread are a release pattern too.
+      const auto before = s.released.find(me);
+      if (before != s.released.end()) s.handed.learn(before->second);
+    }
+  }
+}
+
+}  // namespace cake::emu

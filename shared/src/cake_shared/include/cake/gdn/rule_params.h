@@ -37,6 +37,10 @@ inline constexpr int kPrologueRowsPerWarp = 8;
 // Up to so many sequences every CTA of the prologue that needs the offsets makes them for itself.
 inline constexpr int kScannedSequences = 1024;
 
+// In powers of two: where gates multiply to less, native programs count a segment's entry state, or the gradient of its exit state, as
+// gone. It must have been 2^76 times larger than what a segment adds to come up to a rounding of that in FP32.
+inline constexpr float kForgottenLog2 = -100.f;
+
 // Value columns that a CTA of the segment_entries and segment_exits stages owns.
 inline constexpr int kSegmentStatesColumns = 16;
 

@@ -34,9 +34,8 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], float m, const float
   sum[3] = fmaf(m, s.w, sum[3]);
 }
 
-// Whether the gates of a whole segment leave nothing in FP32 of a state before it: its M is zero. By every warp for itself.
+// Whether a state before a whole segment counts as gone behind its gates: its M is zero. By every warp for itself.
 __device__ __forceinline__ bool forgets(const float* scalars, int32_t first_chunk, int heads, int head) {
-  constexpr float kForgotten = -150.f;  // in powers of two, as in segment_pairs
   const int lane = threadIdx.x % 32;
   float sum = 0.f;
 #pragma unroll
@@ -46,7 +45,7 @@ __device__ __forceinline__ bool forgets(const float* scalars, int32_t first_chun
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
-  return sum <= kForgotten;
+  return sum <= kForgottenLog2;
 }
 
 // The sequence whose first token at a multiple of kSegmentedAboveTokens in its row is that of `stretch`, if it has several

@@ -39,7 +39,6 @@ __device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, cons
 // How many of a segment's first chunks forget any gradient behind them, by one warp; 0 if all of them together do not.
 __device__ __forceinline__ int forgetting_first_chunks(const float* scalars, const Heads& heads, const SegmentPlace& segment, int head,
                                                        int lane) {
-  constexpr float kForgotten = -150.f;  // in powers of two: nothing is left in FP32, as in segment_pairs
   float before = 0.f;
   for (int done = 0; done < segment.chunks; done += 32) {
     const bool valid = done + lane < segment.chunks;
@@ -51,7 +50,7 @@ __device__ __forceinline__ int forgetting_first_chunks(const float* scalars, con
       if (lane >= step) sum = __fadd_rn(sum, other);
     }
     sum = __fadd_rn(sum, before);
-    const unsigned reached = __ballot_sync(~0u, valid && sum <= kForgotten);
+    const unsigned reached = __ballot_sync(~0u, valid && sum <= kForgottenLog2);
     if (reached != 0) return done + __ffs(static_cast<int>(reached));
     before = __shfl_sync(~0u, sum, 31);
   }

@@ -4,7 +4,7 @@
 
 // segment_gradients_sm90: Y of the segments of long sequences but the first, see reverse_chain.cuh; the gradient of a segment's
 // entry state is M^T that of its exit state plus Y. A sequence's last segment runs from its true exit gradient. Where the gates
-// of a segment's first chunks multiply to less than 2^-150, nothing in FP32 is left of a gradient behind them: Y is theirs alone.
+// of a segment's first chunks multiply to less than 2^-100 (kForgottenLog2), a gradient behind them counts as gone: Y is theirs alone.
 // reads   q, k, dO, T, scalars, gradients of the final states
 // writes  Y into the segment's slot
 extern "C" __global__ void __launch_bounds__(384, 1)

@@ -1,7 +1,7 @@
 // segment_pairs on Hopper: the pairs (M, N) of the segments of long sequences but the last, exit = M entry + N. `warps` as
 // chunk_output.
 //
-// Where the gates of a segment's last chunks multiply to less than 2^-150, nothing in FP32 is left of a state before them:
+// Where the gates of a segment's last chunks multiply to less than 2^-100 (kForgottenLog2), a state before them counts as gone:
 // then M is zero and N begins, with a zero state, at those chunks. Else N is the chain from a zero state (of a first segment
 // the true one) and M the chain from the identity without values, as in cake/gdn/any/chain.cuh.
 // reads   k, v, T, scalars, initial states
@@ -17,7 +17,6 @@ namespace cake::gdn {
 // How many of the last chunks forget any earlier state, by one warp; 0 if all of them together do not.
 __device__ __forceinline__ int forgetting_chunks(const float* scalars, const Heads& heads, const SegmentPlace& segment,
                                                  int head, int lane) {
-  constexpr float kForgotten = -150.f;
   float before = 0.f;
   for (int done = 0; done < segment.chunks; done += 32) {
     const int back = done + lane;
@@ -30,7 +29,7 @@ __device__ __forceinline__ int forgetting_chunks(const float* scalars, const Hea
       if (lane >= step) sum = __fadd_rn(sum, other);
     }
     sum = __fadd_rn(sum, before);
-    const unsigned reached = __ballot_sync(~0u, valid && sum <= kForgotten);
+    const unsigned reached = __ballot_sync(~0u, valid && sum <= kForgottenLog2);
     if (reached != 0) return done + __ffs(static_cast<int>(reached));
     before = __shfl_sync(~0u, sum, 31);
   }

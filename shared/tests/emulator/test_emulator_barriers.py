@@ -7,6 +7,7 @@ from cake_shared.emulator import (
     AsyncInFlight,
     BarrierMisuse,
     Deadlock,
+    Hang,
     IllegalInstruction,
     Module,
     Options,
@@ -75,6 +76,17 @@ def test_threads_that_arrive_and_exit_do_not_stand_in_for_others(detect, order):
     @leader ld.global.u32 got, [at+4];
     @leader st.global.u32 [at], got;"""
     assert run(body, order, block=64, cluster=2, detect=detect)[0] == 5
+
+
+def test_sleeping_is_no_deadlock():
+    body = "mov.u32 got, 0; SPIN: nanosleep.u32 20; add.u32 got, got, 1; setp.lt.u32 p, got, 600; @p bra SPIN;"
+    run(body + "@leader st.global.u32 [at], got;")
+    with pytest.raises((Deadlock, Hang)):
+        ptx("SPIN: nanosleep.u32 20; bra SPIN;").launch(
+            "k", 1, 32, [np.zeros(1)], options=Options(max_instructions=9999)
+        )
+    with pytest.raises(Deadlock):
+        run("SPIN: nanosleep.u32 20; ld.volatile.global.u32 got, [at]; setp.eq.u32 p, got, 0; @p bra SPIN;")
 
 
 def test_a_wait_for_those_who_exited_without_arriving_ends():

@@ -101,7 +101,7 @@ void h_assertfail(Warp& w, const Ins& i) {
 }
 
 void h_trap(Warp& w, const Ins&) { fault("Trap", "trap", first_lane(w.mask)); }
-void h_yield(Warp& w, const Ins&) { w.signal = Signal::Yield; }
+void h_rest(Warp& w, const Ins&) { w.signal = Signal::Rest; }
 void h_nothing(Warp&, const Ins&) {}
 
 void decode_return(Decoder& d, Ins& i) {
@@ -141,7 +141,7 @@ void register_control(DecoderTable& table) {
   table.add("brkpt", [](Decoder&, Ins& i) { i.fn = h_trap; });
   table.add("nanosleep", [](Decoder& d, Ins& i) {
     d.mods().take("u32");
-    i.fn = h_yield;
+    i.fn = h_rest;
   });
   table.add("pmevent", [](Decoder& d, Ins& i) {
     d.mods().take("mask");

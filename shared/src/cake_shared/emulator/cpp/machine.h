@@ -26,6 +26,7 @@ enum class State : u8 { Run, WaitLanes, WaitBarrier, WaitCluster };
 enum class Signal : u8 {
   None,
   Yield,  // the instruction is done but found nothing new: run others first
+  Rest,   // the instruction is done: give others a turn
   Wait,   // the handler has put the current part into a waiting state; whoever ends the wait moves its pc on
   Again   // run the same instruction again after others have run
 };

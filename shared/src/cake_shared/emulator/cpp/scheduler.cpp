@@ -114,6 +114,7 @@ SliceEnd GangRunner::run(Warp& w, u64 budget) {
         ++pc;
         if (w.signal != Signal::None) {
           w.split().pc = pc;
+          if (w.signal == Signal::Rest) goto out;
           w.split().parked = gang_.progress;
           if (!repick(true)) goto out;
           w.signal = Signal::None;

@@ -1,5 +1,8 @@
 """torch.compile, operators and autocast on a GPU: one graph for every length and pack, the bits of the eager call."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -55,6 +58,26 @@ def test_U45_one_graph_for_every_pack():
         case = pack_of(lengths, rest=7)
         assert_same(run(function, case), run(rule, case))
     assert counter.frame_count <= 2
+
+
+FIRST_CALL = """
+import torch
+from cake_gdn_det_train import chunk_gated_delta_rule
+q, k = (torch.randn(1, 70, 1, 128, device="cuda").bfloat16() / 12 for _ in range(2))
+v = torch.randn(1, 70, 2, 128, device="cuda").bfloat16().requires_grad_()
+g, beta = (torch.full((1, 70, 2), x, device="cuda") for x in (-0.1, 0.5))
+o, _ = torch.compile(chunk_gated_delta_rule, backend="aot_eager", fullgraph=True)(q, k, v, g, beta)
+o.sum().backward()
+assert torch.equal(o, chunk_gated_delta_rule(q, k, v, g, beta)[0])
+print("compiled first")
+"""
+
+
+def test_the_first_call_of_a_process_may_be_a_compiled_one():
+    """What an eager call would have found before, the module among it, is not part of the graph."""
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "compiled first" in done.stdout
 
 
 def strided(case):

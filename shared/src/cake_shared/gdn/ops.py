@@ -147,19 +147,15 @@ class RuleOps:
         UnsupportedArchError
             For "cuda" with tensors elsewhere, or a device of an architecture that lacks a program.
         """
-        check_backend(name)
-        if device.type == "cuda" or name == "cuda":
-            if name == "cpu":
-                raise ValueError(f"backend: got 'cpu' with tensors on {device}, takes None or 'cuda' for them")
-            if device.type != "cuda":
-                raise UnsupportedArchError(
-                    f"backend: got 'cuda' with tensors on {device}, takes tensors on a CUDA device for it: move them "
-                    "with .cuda(), or take backend='cpu' (or None)"
-                )
-            return self._cuda_backend(device)
-        if device.type != "cpu":
-            raise ValueError(f"q: got a tensor on {device}, takes one on a CPU or a CUDA device")
-        return cpu
+        _check_backend_of(device, name)
+        return self._cuda_backend(device) if device.type == "cuda" else cpu
+
+    def _backend_for(self, device: torch.device, name: str | None) -> Any:
+        """Return `backend`; for a call that is being compiled check the names alone, its operator finds the rest."""
+        if torch.compiler.is_compiling():
+            _check_backend_of(device, name)
+            return None
+        return self.backend(device, name)
 
     def _fake_forward(self, q, k, v, g, beta, initial_state, A_log, dt_bias, cu_seqlens, *rest):
         v_first, output_final_state, save_states = rest[-3:]
@@ -235,7 +231,7 @@ class RuleOps:
         leaves = (
             inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.initial_state, inputs.A_log, inputs.dt_bias
         )  # fmt: skip
-        chosen = self.backend(inputs.q.device, backend)
+        chosen = self._backend_for(inputs.q.device, backend)
         refuse_forward_ad(**dict(zip(Gradients._fields, leaves)))
         if as_operator(*leaves, inputs.cu_seqlens):
             records = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
@@ -252,7 +248,7 @@ class RuleOps:
         """Check a call and run its forward pass alone."""
         check_call(inputs, options, output_final_state)
         check_flag("save_states", save_states)
-        self.backend(inputs.q.device, backend)
+        self._backend_for(inputs.q.device, backend)
         tensors = (
             inputs.q, inputs.k, inputs.v, inputs.g, inputs.beta, inputs.initial_state, inputs.A_log, inputs.dt_bias,
             inputs.cu_seqlens,
@@ -280,7 +276,7 @@ class RuleOps:
             raise TypeError(f"needs: got {kind_of(needs)}, takes None or a Needs")
         given = (inputs.initial_state is not None, inputs.A_log is not None, inputs.dt_bias is not None)
         needs = needs or Needs(True, True, True, True, True, *given)
-        self.backend(inputs.q.device, backend)
+        self._backend_for(inputs.q.device, backend)
         for name, wanted, there in zip(("initial_state", "A_log", "dt_bias"), needs[5:], given):
             if wanted and not there:
                 raise ValueError(f"needs: got {name}=True without {name} given, takes it only for a given input")
@@ -295,6 +291,20 @@ class RuleOps:
         with torch.no_grad():
             grads = run(d_o, d_final_state, *tensors, *saved, *_flags(options), inputs.v.shape[3], list(needs))
         return Gradients(*(x if n else None for x, n in zip(grads, needs)))
+
+
+def _check_backend_of(device: torch.device, name: str | None) -> None:
+    check_backend(name)
+    if device.type == "cuda" or name == "cuda":
+        if name == "cpu":
+            raise ValueError(f"backend: got 'cpu' with tensors on {device}, takes None or 'cuda' for them")
+        if device.type != "cuda":
+            raise UnsupportedArchError(
+                f"backend: got 'cuda' with tensors on {device}, takes tensors on a CUDA device for it: move them "
+                "with .cuda(), or take backend='cpu' (or None)"
+            )
+    elif device.type != "cpu":
+        raise ValueError(f"q: got a tensor on {device}, takes one on a CPU or a CUDA device")
 
 
 def _checked_call(backend: Any, inputs: Inputs, options: Options, output_final_state: bool) -> CheckedCall:

@@ -1,16 +1,19 @@
 """The conformance programs in the emulator: against NumPy, in every completion order, and against the H200."""
 
+import dataclasses
 import functools
 import importlib.util
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
 
 from cake_shared.emulator import EmulatorError, Options
-from cake_shared.emulator.conformance import compare
+from cake_shared.emulator.conformance import compare, rounding
 from cake_shared.emulator.conformance.emulate import run_case
+from cake_shared.emulator.conformance.model import Check
 from cake_shared.emulator.conformance.programs import PROGRAMS
 from cake_shared.program import programs_of
 
@@ -75,6 +78,45 @@ def test_the_judge_sees_a_single_wrong_bit():
     data["out"][777] ^= 4
     assert len(failures(case, data)) == 1
     assert compare.fingerprint(case.checks, data) != compare.fingerprint(case.checks, run_case(case))
+
+
+# Behind every power of two: moves it by up to two units after its own bits, or cuts it to BF16.
+MOVED = """{{ .reg .b32 bits, by;
+mov.b32 bits, {0}; mul.lo.u32 by, bits, -1640531535; shr.u32 by, by, 30; min.u32 by, by, 2; add.u32 bits, bits, by;
+mov.b32 {0}, bits; }}"""
+CUT = "{{ .reg .b32 bits; mov.b32 bits, {0}; and.b32 bits, bits, 0xffff0000; mov.b32 {0}, bits; }}"
+
+
+def with_powers(case, how):
+    """The case with `how` behind every power."""
+    power = re.compile(r"^(\s*ex2\.approx(?:\.ftz)?\.f32\s+(%\w+),.*)$", re.MULTILINE)
+    texts = {unit: power.sub(lambda m: m[1] + how.format(m[2]), text) for unit, text in case.units().items()}
+    assert any(how[:20].format("") in text for text in texts.values())
+    return dataclasses.replace(case, ptx=lambda: texts)
+
+
+@pytest.mark.skipif("gdn rule with every option" not in BY_NAME, reason="the package of the rule is not installed")
+def test_the_rule_is_judged_by_what_inexact_powers_explain_and_no_more():
+    case = built("gdn rule with every option")
+    options = Options(detect="none", threads=2)
+    runs = [run_case(c, options=options) for c in (case, with_powers(case, MOVED), with_powers(case, CUT))]
+    moved, cut = (
+        {c.name: compare.against_device(c, runs[0][c.buffer], run[c.buffer]) for c in case.checks} for run in runs[1:]
+    )
+    assert any(v.identical < v.elements for v in moved.values())
+    assert [str(v) for v in moved.values() if not v.passed] == []
+    assert {name for name, v in cut.items() if not v.passed} >= {"1 o", "2 dq", "2 dk", "2 dv"}
+
+
+def test_an_error_that_no_element_shows_is_seen_in_all_of_them():
+    values = np.random.default_rng(0).normal(size=4096).astype(np.float32)
+    check = Check("x", "x", "f32", 4096, rule="bound", bound=np.float64(1.0), spread=2.0**-11)
+    exact, rounded = values.view(np.uint8), rounding.bf16_round(values).astype(np.uint32) << 16
+    assert compare.against_device(check, exact, exact).passed
+    verdict = compare.against_device(check, rounded.view(np.uint8), exact)
+    assert not verdict.passed
+    assert "root mean square" in verdict.examples[0]
+    assert compare.against_device(dataclasses.replace(check, spread=None), rounded.view(np.uint8), exact).passed
 
 
 PACKAGES = ("cake_gdn_det_train", "cake_gdn_train", "dense_projection_det_gemm", "dense_projection_gemm")

@@ -25,6 +25,7 @@ class Verdict:
     worst_of_bound: float = 0.0
     examples: tuple[str, ...] = ()
     identical: int | None = None  # elements of the same bits, where two runs need not agree in them
+    spread: float | None = None  # root mean square of the differences over that of the values
 
     @property
     def passed(self) -> bool:
@@ -58,6 +59,18 @@ def _within(check: Check, got: np.ndarray, want: np.ndarray, bound: np.ndarray |
     )
 
 
+def _spread(check: Check, verdict: Verdict, got: np.ndarray, want: np.ndarray) -> Verdict:
+    """The verdict with what the differences are as a whole, which tells of errors that no single element shows."""
+    size = np.sqrt(np.mean(want**2))
+    spread = float(np.sqrt(np.mean((got - want) ** 2)) / size) if size else 0.0
+    if spread <= check.spread:
+        return dataclasses.replace(verdict, spread=spread)
+    text = f"the differences' root mean square is {spread:.3g} of the values', at most {check.spread:.3g}"
+    return dataclasses.replace(
+        verdict, spread=spread, wrong=max(verdict.wrong, 1), examples=(text, *verdict.examples[:3])
+    )
+
+
 def _equal(check: Check, got: np.ndarray, want: np.ndarray) -> Verdict:
     """Compare bit patterns; under the rule ``nan`` any NaN equals any NaN."""
     wrong = got != want
@@ -80,8 +93,10 @@ def against_device(check: Check, emulated: np.ndarray, measured: np.ndarray) -> 
     """Compare the emulator's buffer with the GPU's. Two runs that are each within a bound may differ by twice it."""
     got, want = check.view(emulated), check.view(measured)
     if check.rule == "bound" and not check.same_bits:
-        verdict = _within(check, widen(got, check.dtype), widen(want, check.dtype), 2 * np.asarray(check.bound))
-        return dataclasses.replace(verdict, identical=int((got == want).sum()))
+        ours, theirs = widen(got, check.dtype), widen(want, check.dtype)
+        verdict = _within(check, ours, theirs, 2 * np.asarray(check.bound))
+        verdict = dataclasses.replace(verdict, identical=int((got == want).sum()))
+        return verdict if check.spread is None else _spread(check, verdict, ours, theirs)
     return _equal(check, got, want)
 
 

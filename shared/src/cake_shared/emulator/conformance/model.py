@@ -95,6 +95,8 @@ class Check:
     expected: np.ndarray | None = None
     bound: np.ndarray | float | None = None
     same_bits: bool = False  # within a bound of NumPy, but the emulator gives the GPU's bits
+    # Of the emulator's differences from the GPU: their root mean square, over that of the values, at most this.
+    spread: float | None = None
 
     def at(self, buffer: str, offset_bytes: int) -> Check:
         """The same check of another slice."""

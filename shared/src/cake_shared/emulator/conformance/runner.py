@@ -88,6 +88,9 @@ def _tally(verdicts: Sequence[compare.Verdict]) -> dict:
             "worst_error": max(v.worst_error for v in bounded),
             "worst_error_as_fraction_of_bound": round(max(v.worst_of_bound for v in bounded), 6),
         }
+    spreads = {v.name: float(f"{v.spread:.3g}") for v in verdicts if v.spread is not None}
+    if spreads:
+        summary["spread"] = spreads
     identical = [v for v in verdicts if v.identical is not None]
     if identical:
         summary["identical"] = {v.name: f"{v.identical} of {v.elements}" for v in identical}

@@ -7,6 +7,8 @@ is held to 1.1 times FLA's error. Closed forms need no reference (see `closed_fo
 """
 
 import argparse
+import math
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -57,7 +59,10 @@ CASES = (
 
 
 def one_configuration():
-    """Lets Triton take the first configuration of each kernel: choosing among them by time compiles for minutes."""
+    """Without choices kept in its cache, lets Triton take each kernel's first configuration: choosing takes minutes."""
+    kept = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
+    if any(kept.rglob("*.autotune.json")):
+        return
     try:
         from triton.runtime.autotuner import Autotuner
     except ImportError:  # then no peer is there either
@@ -97,18 +102,8 @@ def too_large(name: str, limits: str, ours: dict, fla: dict | None) -> list[str]
     return found
 
 
-def error_tables(arms: list[GdnArm]) -> tuple[list[Table], dict, list[str]]:
-    """Errors of every case and arm, and what is too large."""
-    figures, failures = {}, []
-    for name, lengths, gate, beta_dtype, limits in CASES:
-        case = make_case(lengths, gate, beta_dtype)
-        right = run(float64_rule, widened(case))
-        figures[name] = {arm.name: errors_of(arm, case, right) for arm in arms}
-        failures += too_large(name, limits, figures[name]["ours"], figures[name].get("FLA"))
-        for arm, errors in figures[name].items():
-            print(f"{name}: {arm}: {', '.join(f'{x:.2e}' for x in errors.values())}", flush=True)
-        del case, right
-        torch.cuda.empty_cache()
+def error_table(figures: dict) -> Table:
+    """Errors of every case and arm."""
     rows = [
         [f"{name}: {arm}", *(f"{errors[result]:.2e}" for result in RESULTS)]
         for name, by_arm in figures.items()
@@ -120,7 +115,7 @@ def error_tables(arms: list[GdnArm]) -> tuple[list[Table], dict, list[str]]:
         f"softplus(x + 1) with A spread over (0, 16]. Limits: {MILD_LIMIT:.1e} under mild gates; {OVER_FLA} times "
         "FLA's under default gates and at 16384 tokens."
     )
-    return [Table("Errors against float64", ["case", *RESULTS.values()], rows, note)], figures, failures
+    return Table("Errors against float64", ["case", *RESULTS.values()], rows, note)
 
 
 def one_key(case: GdnCase, beta: float, gate: float) -> GdnCase:
@@ -140,19 +135,18 @@ def latest_values(case: GdnCase) -> torch.Tensor:
     return case.scale * case.q[..., 5].double()[..., None] * u
 
 
-def identical_keys(rule: Callable) -> dict[str, float]:
+def identical_keys(rule: Callable, tokens: int) -> dict[str, float]:
     """CF1: one unit key and a beta of about 1 give the latest value at any length; errors of all and late tokens."""
     found = {}
-    for tokens in CF1_TOKENS:
-        plain = moved(base(tokens, 1, 2), "cuda")
-        for beta, gate in product(CF1_BETAS, CF1_GATES):
-            case = one_key(plain, beta, gate)
-            with torch.no_grad():
-                o = rule(case.q, case.k, case.v, case.g, case.beta)[0]
-            right = latest_values(case)
-            name = f"CF1, beta = {beta:g}, g = {gate:g}"
-            found[f"{name}, {tokens} tokens"] = relative(o, right)
-            found[f"{name}, the last 64 of {tokens}"] = relative(o[:, -64:], right[:, -64:])
+    plain = moved(base(tokens, 1, 2), "cuda")
+    for beta, gate in product(CF1_BETAS, CF1_GATES):
+        case = one_key(plain, beta, gate)
+        with torch.no_grad():
+            o = rule(case.q, case.k, case.v, case.g, case.beta)[0]
+        right = latest_values(case)
+        name = f"CF1, beta = {beta:g}, g = {gate:g}"
+        found[f"{name}, {tokens} tokens"] = relative(o, right)
+        found[f"{name}, the last 64 of {tokens}"] = relative(o[:, -64:], right[:, -64:])
     return found
 
 
@@ -181,51 +175,121 @@ def other_forms(rule: Callable) -> dict[str, float]:
     return found
 
 
-def closed_forms(rule: Callable) -> tuple[Table, dict, list[str]]:
-    """Errors of the closed forms; CF1 may not grow with the length by more than its own scatter."""
-    cf1, others = identical_keys(rule), other_forms(rule)
-    failures = []
-    for forms, limit in ((cf1, CF1_LIMIT), (others, ROUNDING)):
-        failures += [f"{name}: error {error:.2e}, limit {limit:.0e}" for name, error in forms.items() if error > limit]
+def too_large_forms(forms: dict[str, float]) -> list[str]:
+    """Sentences about closed forms that pass their limits; CF1 may not grow with the length beyond its own scatter."""
+    limits = {name: CF1_LIMIT if name.startswith("CF1") else ROUNDING for name in forms}
+    found = [f"{name}: error {e:.2e}, limit {limits[name]:.0e}" for name, e in forms.items() if not e <= limits[name]]
     for beta, gate in product(CF1_BETAS, CF1_GATES):
         name = f"CF1, beta = {beta:g}, g = {gate:g}"
-        short, long = (cf1[f"{name}, the last 64 of {tokens}"] for tokens in (CF1_TOKENS[1], CF1_TOKENS[-1]))
-        if long > 1.5 * short:
-            failures.append(f"{name}: the error grows from {short:.2e} to {long:.2e}")
-    rows = [[name, f"{error:.2e}"] for name, error in {**cf1, **others}.items()]
+        short, long = (forms.get(f"{name}, the last 64 of {tokens}") for tokens in (CF1_TOKENS[1], CF1_TOKENS[-1]))
+        if short is not None and long is not None and long > 1.5 * short:
+            found.append(f"{name}: the error grows from {short:.2e} to {long:.2e}")
+    return found
+
+
+def form_table(forms: dict[str, float]) -> Table:
+    """Errors of the closed forms."""
     note = (
         "CF1: one unit key and beta of about 1, where o is scale (q . k) times the latest value, or nearly. CF2: the "
         "same key, beta 2, g 0, constant v, the state is 2 k v^T and 0 in turn. CF3: sequences of one token. CF4: "
         "basis vectors as keys, beta 1, g 0. Limits: "
         f"{CF1_LIMIT:.0e} for CF1, {ROUNDING:.0e} for the others."
     )
-    return Table("Closed forms", ["form", "error of ours"], rows, note), {**cf1, **others}, failures
+    return Table("Closed forms", ["form", "error of ours"], [[name, f"{e:.2e}"] for name, e in forms.items()], note)
+
+
+class Findings:
+    """What has been measured so far, written after each row: a run that is cut short keeps what it had.
+
+    Attributes
+    ----------
+    errors, forms : dict
+        By case and arm, and by closed form.
+    missing : list of str
+        What was not measured, and why.
+    """
+
+    def __init__(self, environment: dict, path: Path | None):
+        self.begin = time.monotonic()
+        self.environment, self.path = environment, path
+        self.errors: dict[str, dict] = {}
+        self.forms: dict[str, float] = {}
+        self.missing: list[str] = []
+
+    def failures(self) -> list[str]:
+        """Sentences about what passes its limit."""
+        found = too_large_forms(self.forms)
+        for name, _, _, _, limits in CASES:
+            by_arm = self.errors.get(name, {})
+            found += too_large(name, limits, by_arm.get("ours", {}), by_arm.get("FLA"))
+        return found
+
+    def save(self, missing: list[str]) -> Result:
+        """The result as it stands, written where one is to be kept."""
+        facts = {**self.environment, "seconds": round(time.monotonic() - self.begin)}
+        data = {
+            "errors": self.errors,
+            "closed_forms": self.forms,
+            "failures": self.failures(),
+            "missing": [*self.missing, *missing],
+        }
+        result = Result(PACKAGE, facts, [error_table(self.errors), form_table(self.forms)], data)
+        if self.path:
+            result.save(self.path)
+        return result
+
+
+def measure(found: Findings, arms: list[GdnArm], seconds: float) -> Result:
+    """Closed forms, then ours on every case, then the peers: cheapest first, as far as the time goes."""
+    rule = arms[0].rule
+    rows: list[tuple[str, Callable[[], object]]] = [
+        ("closed forms CF2 to CF4", lambda: found.forms.update(other_forms(rule))),
+        *((f"CF1 of {n} tokens", lambda n=n: found.forms.update(identical_keys(rule, n))) for n in CF1_TOKENS),
+    ]
+    cases: dict[str, tuple] = {}
+
+    def errors(arm: GdnArm, name: str, *made):
+        if name not in cases:
+            case = make_case(*made)
+            cases[name] = case, run(float64_rule, widened(case))
+        found.errors.setdefault(name, {})[arm.name] = errors_of(arm, *cases[name])
+        print(f"{name}: {arm.name}: {', '.join(f'{e:.2e}' for e in found.errors[name][arm.name].values())}", flush=True)
+
+    for arm in arms:
+        # Of a peer first what limits ours.
+        for name, *made, _ in CASES if arm is arms[0] else sorted(CASES, key=lambda case: "FLA" not in case[-1]):
+            rows.append((f"{name}: {arm.name}", lambda arm=arm, name=name, made=made: errors(arm, name, *made)))
+    for place, (what, row) in enumerate(rows):
+        if time.monotonic() - found.begin > seconds:
+            found.missing += [f"not measured for want of time: {left}" for left, _ in rows[place:]]
+            break
+        row()
+        print(f"{time.monotonic() - found.begin:.1f} s: {what}", flush=True)
+        found.save([f"not measured: {left}" for left, _ in rows[place + 1 :]])
+    return found.save([])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="keep the result in benchmarks/results")
     parser.add_argument("--out", type=Path, help="write the result to this file instead")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after that")
     parser.add_argument("--commit", default="", help="commit of this tree where git cannot say it")
     options = parser.parse_args()
-    begin = time.monotonic()
     one_configuration()
     peers, missing = installed_peers(("FLA",))
     arms = [GdnArm("ours", chunk_gated_delta_rule, torch.int32, cake_gdn_det_train.__version__), *peers]
     environment = describe_gpu(Path(__file__).resolve().parents[3], options.commit)
     environment["driver"] = gpu_facts()["driver"]
     environment.update({arm.name: arm.version for arm in arms})
-    tables, figures, failures = error_tables(arms)
-    table, forms, wrong = closed_forms(chunk_gated_delta_rule)
-    environment["seconds"] = round(time.monotonic() - begin)
-    data = {"errors": figures, "closed_forms": forms, "failures": [*failures, *wrong], "missing": missing}
-    result = Result(PACKAGE, environment, [*tables, table], data)
+    kept = Path(__file__).parent / "results" / f"accuracy-{gpu_name()}.json"
+    found = Findings(environment, options.out or (kept if options.write else None))
+    found.missing += missing
+    result = measure(found, arms, options.seconds)
     print(result.text())
-    path = options.out or Path(__file__).parent / "results" / f"accuracy-{gpu_name()}.json"
-    if options.write or options.out:
-        result.save(path)
-    print("\n".join([*missing, *failures, *wrong]), file=sys.stderr)
-    return 1 if failures or wrong else 0
+    failures = found.failures()
+    print("\n".join([*found.missing, *failures]), file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 # OUT gets the result files that `--write` would put beside the scripts. PEERS is an archive of installed packages
 # (fla-core, flash-qla, tilelang and what they need); CACHES one of the folders tilelang and triton that OUT/caches.tar.xz
 # of an earlier run holds. Without PEERS whatever is installed is measured. STEPS chooses steps (unpack, build, warm, tune,
-# keep, golden, check, sanitize, time), BENCH and WARM pass options on.
+# keep, golden, check, sanitize, time), BENCH, WARM, ACCURACY and SANITIZE pass options on.
 set -euo pipefail
 out=$(realpath -m "${1:?usage: gpu.sh OUT [PEERS.tar.xz [CACHES.tar.xz]]}")
 here=packages/cake_gdn_det_train/benchmarks
@@ -46,6 +46,6 @@ if step golden; then
   cp packages/cake_gdn_det_train/tests/golden.json "$out/"
   python3 -m cake_shared.testing.gdn_golden cake_gdn_det_train "$out/golden.json"
 fi
-if step check; then python3 $here/accuracy.py --commit "$commit" --out "$out/accuracy-h200.json"; fi
+if step check; then python3 $here/accuracy.py --commit "$commit" --out "$out/accuracy-h200.json" ${ACCURACY:-}; fi
 if step sanitize; then python3 $here/sanitize.py --commit "$commit" --out "$out/sanitizer_h200.json" ${SANITIZE:-}; fi
 if step time; then python3 $here/bench_gpu.py --commit "$commit" --out "$out/h200.json" ${BENCH:-}; fi

@@ -9,6 +9,7 @@
 //           T written; each is a __syncthreads of all threads. A diagonal block is read by the warp that wrote it: __syncwarp
 #pragma once
 
+#include "cake/gdn/any/carry_lost.cuh"
 #include "cake/gdn/any/tile_copy.cuh"
 #include "cake/gdn/any/unit_lower_inverse.cuh"
 #include "cake/gdn/smem_sizes.h"
@@ -65,6 +66,11 @@ __device__ __forceinline__ void store_inverse_row(WySmem& smem, int lane) {
       *reinterpret_cast<uint32_t*>(tile + at) = filled ? ptx::pack_bf16(t[j][half][0], t[j][half][2]) : 0u;
       *reinterpret_cast<uint32_t*>(tile + at + 1024) = filled ? ptx::pack_bf16(t[j][half][1], t[j][half][3]) : 0u;
     }
+  }
+  __syncwarp();
+  const int last = 16 * kRow + lane;
+  if (lane < 16 && last >= 2) {
+    carry_lost(tile, last, lost_in_bf16(-smem.out.scratch.a[(last - 1) * kMatrixPitch + last - 2]));  // T is -A there
   }
 }
 

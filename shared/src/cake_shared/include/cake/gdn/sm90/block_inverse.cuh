@@ -4,20 +4,26 @@
 // The 16 x 16 diagonal blocks are inverted by forward substitution in FP32, a lane a column; the blocks below follow row by row,
 // T_ij = -(sum_{j < k <= i} T_ik A_kj) D_j. A factor of these products is the sum of two BF16 numbers (16 bits of
 // significand) and a product has three terms, so their error is far below that of T's own rounding to BF16. The first word of
-// a block of T is the result.
+// a block of T is the result, to which carry_lost adds.
 #pragma once
 
+#include "cake/gdn/any/carry_lost.cuh"
 #include "cake/gdn/any/tile_copy.cuh"
 
 namespace cake::gdn {
 
 inline constexpr int kDiagonalFloats = 16 * 20;  // a diagonal block, column by column: pitch 20 floats keeps float4 aligned
 
+// A matrix' diagonal blocks, transposed: [column][row]. Padded, so that two matrices' columns lie in different banks.
+struct alignas(16) DiagonalBlocks {
+  float of[4][kDiagonalFloats];
+  float padding[4];
+};
+
 // Blocks below the diagonal hold A, diagonal blocks the inverses of those of I + A.
 struct BlockInverseSmem {
   alignas(1024) char high[kSquareTileBytes];
   char low[kSquareTileBytes];
-  alignas(16) float diagonal[4][kDiagonalFloats];  // of A, transposed: [column][row]
 };
 
 // A 16 x 16 block as mma.sync's left operand in two words.
@@ -46,15 +52,18 @@ struct SplitBlock {
   }
 };
 
-// Inverts the diagonal block of `warp`, which this warp wrote, and puts it where A's products leave room.
-__device__ __forceinline__ void invert_diagonal(BlockInverseSmem& smem, int warp, int lane) {
-  const int column = lane & 15;
+// Inverts the diagonal blocks of `warp` of two matrices, which this warp wrote, and puts them where the products of A leave room:
+// a half warp a matrix, a lane a column.
+__device__ __forceinline__ void invert_diagonals(BlockInverseSmem (&smem)[2], const DiagonalBlocks (&blocks)[2],
+                                                 int matrices, int warp, int lane) {
+  const int column = lane & 15, matrix = lane >> 4;
+  const float* block = blocks[matrix < matrices ? matrix : 0].of[warp];
   float x[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.f : 0.f;
 #pragma unroll
   for (int j = 0; j < 15; ++j) {  // x[j] is final: take it out of the rows below
-    const float* below = &smem.diagonal[warp][20 * j];
+    const float* below = block + 20 * j;
 #pragma unroll
     for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
       const float4 a = *reinterpret_cast<const float4*>(below + i);
@@ -64,15 +73,13 @@ __device__ __forceinline__ void invert_diagonal(BlockInverseSmem& smem, int warp
       x[i + 3] = fmaf(-a.w, x[j], x[i + 3]);
     }
   }
-  // Two lanes a column hold the same: each stores half of the rows, both words.
-  const int first = lane & 16 ? 8 : 0;
+  if (matrix >= matrices) return;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float value = first ? x[i + 8] : x[i];
-    const __nv_bfloat16 high = __float2bfloat16_rn(value);
-    const uint32_t at = tile::unit_offset<kChunk>(16 * warp + first + i, 2 * warp + (column >> 3)) + 2 * (column & 7);
-    *reinterpret_cast<__nv_bfloat16*>(smem.high + at) = high;
-    *reinterpret_cast<__nv_bfloat16*>(smem.low + at) = __float2bfloat16_rn(__fsub_rn(value, __bfloat162float(high)));
+  for (int i = 0; i < 16; ++i) {
+    const __nv_bfloat16 high = __float2bfloat16_rn(x[i]);
+    const uint32_t at = tile::unit_offset<kChunk>(16 * warp + i, 2 * warp + (column >> 3)) + 2 * (column & 7);
+    *reinterpret_cast<__nv_bfloat16*>(smem[matrix].high + at) = high;
+    *reinterpret_cast<__nv_bfloat16*>(smem[matrix].low + at) = __float2bfloat16_rn(__fsub_rn(x[i], __bfloat162float(high)));
   }
 }
 
@@ -107,33 +114,78 @@ struct SplitSum {
   }
 };
 
-// Makes block row kRow of T and writes it as BF16 into a swizzled tile, zeros above the diagonal.
+// T of a row and the column before it, exactly.
+__device__ __forceinline__ float first_subdiagonal(const BlockInverseSmem& smem, const DiagonalBlocks& diagonal, int row) {
+  const int block = row >> 4, i = row & 15;
+  if (i > 0) return -diagonal.of[block][20 * (i - 1) + i];
+  const uint32_t at = tile::unit_offset<kChunk>(row, 2 * block - 1) + 14;  // as the products have it
+  return -__fadd_rn(__bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(smem.high + at)),
+                    __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(smem.low + at)));
+}
+
+// Adds `lost` to one half of a pair of BF16.
+__device__ __forceinline__ void carry_into(uint32_t& pair, bool upper, float lost) {
+  const float sum = __fadd_rn(upper ? ptx::high_bf16(pair) : ptx::low_bf16(pair), lost);
+  const uint32_t rounded = __bfloat16_as_ushort(__float2bfloat16_rn(sum));
+  pair = upper ? (pair & 0xffffu) | rounded << 16 : (pair & 0xffff0000u) | rounded;
+}
+
+// Block row kRow of T.
 template <int kRow>
-__device__ __forceinline__ void make_inverse_row(const BlockInverseSmem& smem, char* tile_to, const tile::LaneOffsets& lane) {
-  const uint32_t to = ptx::shared_address(tile_to);
+struct InverseRow {
   SplitBlock t[kRow + 1];
-  tile::load_a<kChunk>(t[kRow].high, ptx::shared_address(smem.high), lane, 16 * kRow, 2 * kRow);
-  tile::load_a<kChunk>(t[kRow].low, ptx::shared_address(smem.low), lane, 16 * kRow, 2 * kRow);
+  float lost[2];  // in the rows above g and g + 8 of the block row, where this lane holds what it goes to
+
+  // Reads A; other warps may do so at the same time.
+  __device__ __forceinline__ void make(const BlockInverseSmem& smem, const DiagonalBlocks& diagonal, const tile::LaneOffsets& offsets,
+                                       int lane) {
 #pragma unroll
-  for (int j = kRow - 1; j >= 0; --j) {
-    SplitSum sum, block;
+    for (int half = 0; half < 2; ++half) {
+      const int row = 16 * kRow + (lane >> 2) + 8 * half;
+      lost[half] = row >= 2 ? lost_in_bf16(first_subdiagonal(smem, diagonal, row - 1)) : 0.f;
+    }
+    tile::load_a<kChunk>(t[kRow].high, ptx::shared_address(smem.high), offsets, 16 * kRow, 2 * kRow);
+    tile::load_a<kChunk>(t[kRow].low, ptx::shared_address(smem.low), offsets, 16 * kRow, 2 * kRow);
 #pragma unroll
-    for (int k = kRow; k > j; --k) sum.add(t[k], smem, lane, k, j);
-    SplitBlock left;
-    sum.split(left, true);
-    block.add(left, smem, lane, j, j);
-    block.split(t[j], false);
-  }
+    for (int j = kRow - 1; j >= 0; --j) {
+      SplitSum sum, block;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const uint32_t at = tile::fragment_address<kChunk>(to, lane.row_major, 16 * kRow, 2 * j);
-    if (j <= kRow) {
-      const uint32_t(&h)[4] = t[j <= kRow ? j : 0].high;
-      ptx::stmatrix_x4(at, h[0], h[1], h[2], h[3]);
-    } else {
-      ptx::stmatrix_x4(at, 0, 0, 0, 0);
+      for (int k = kRow; k > j; --k) sum.add(t[k], smem, offsets, k, j);
+      SplitBlock left;
+      sum.split(left, true);
+      block.add(left, smem, offsets, j, j);
+      block.split(t[j], false);
     }
   }
-}
+
+  // What a row loses goes to the row below, two columns left of it: of rows 0 and 1 into the block before the diagonal one.
+  __device__ __forceinline__ void carry(int lane) {
+    const int g = lane >> 2, c = lane & 3;
+    if (2 * c != ((g - 2) & 6)) return;
+    const bool upper = g & 1;
+    if (g >= 2) {
+      carry_into(t[kRow].high[0], upper, lost[0]);
+      carry_into(t[kRow].high[3], upper, lost[1]);
+    } else {
+      if (kRow > 0) carry_into(t[kRow > 0 ? kRow - 1 : 0].high[2], upper, lost[0]);
+      carry_into(t[kRow].high[1], upper, lost[1]);
+    }
+  }
+
+  // Puts it as BF16 into a swizzled tile, zeros above the diagonal.
+  __device__ __forceinline__ void store(char* tile_to, const tile::LaneOffsets& offsets) const {
+    const uint32_t to = ptx::shared_address(tile_to);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t at = tile::fragment_address<kChunk>(to, offsets.row_major, 16 * kRow, 2 * j);
+      if (j <= kRow) {
+        const uint32_t(&h)[4] = t[j <= kRow ? j : 0].high;
+        ptx::stmatrix_x4(at, h[0], h[1], h[2], h[3]);
+      } else {
+        ptx::stmatrix_x4(at, 0, 0, 0, 0);
+      }
+    }
+  }
+};
 
 }  // namespace cake::gdn

@@ -102,7 +102,7 @@ struct RowPair {
 
 // A of one block from its K K^T: two words for the products, or the diagonal block for the substitution.
 template <bool kDiagonal>
-__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const RowPair& rows, const ChunkScalars& scalars,
+__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, DiagonalBlocks& diagonal, const RowPair& rows, const ChunkScalars& scalars,
                                                    const float* kk, int block,
                                                    const tile::LaneOffsets& offsets) {
   float decay[2][4], a[2][4];
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const
       a[n][i] = __fmul_rn(__fmul_rn(rows.beta[i >> 1], decay[n][i]), kk[4 * n + i]);
       if (kDiagonal) {  // select, never multiply by zero
         const int row = rows.g + 8 * (i >> 1), column = 8 * n + 2 * rows.c + (i & 1);
-        smem.diagonal[rows.warp][20 * column + row] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
+        diagonal.of[rows.warp][20 * column + row] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
       }
     }
   }
@@ -126,16 +126,16 @@ __device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, const
 }
 
 // A of a warp's rows.
-__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, const ChunkScalars& scalars,
+__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, DiagonalBlocks& diagonal, const ChunkScalars& scalars,
                                                        const float (&kk)[32], int warp,
                                                        const tile::LaneOffsets& offsets, int lane) {
   const RowPair rows(scalars, warp, lane);
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
     if (block < warp) {
-      store_coefficients<false>(smem, rows, scalars, kk + 8 * block, block, offsets);
+      store_coefficients<false>(smem, diagonal, rows, scalars, kk + 8 * block, block, offsets);
     } else if (block == warp) {
-      store_coefficients<true>(smem, rows, scalars, kk + 8 * block, block, offsets);
+      store_coefficients<true>(smem, diagonal, rows, scalars, kk + 8 * block, block, offsets);
     }
   }
 }
@@ -156,16 +156,6 @@ __device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkS
     ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * warp, 2 * block),
                      packed[0],
                      packed[1], packed[2], packed[3]);
-  }
-}
-
-__device__ __forceinline__ void store_inverse_rows(const BlockInverseSmem& smem, char* tile_to, int row_block,
-                                                   const tile::LaneOffsets& offsets) {
-  switch (row_block) {
-    case 0: make_inverse_row<0>(smem, tile_to, offsets); break;
-    case 1: make_inverse_row<1>(smem, tile_to, offsets); break;
-    case 2: make_inverse_row<2>(smem, tile_to, offsets); break;
-    default: make_inverse_row<3>(smem, tile_to, offsets); break;
   }
 }
 

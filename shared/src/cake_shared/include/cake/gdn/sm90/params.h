@@ -21,7 +21,7 @@ CAKE_HOST_DEVICE constexpr int native_chain_threads(int slices, bool output) { r
 
 // Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q,
 // two of T and scalars and of the slices of V; with an output S0, V' and O; barriers.
-inline constexpr uint32_t kNativeWySmemBytes = 38912;
+inline constexpr uint32_t kNativeWySmemBytes = 46080;
 CAKE_HOST_DEVICE constexpr uint32_t native_chain_smem_bytes(int slices, bool output) {
   const uint32_t slice = 2 * kSquareTileBytes + (output ? 4 * kSquareTileBytes : 0);
   return 3 * 2 * kTokenTileBytes + 2 * (kSquareTileBytes + 1024) + slices * slice + 1024;

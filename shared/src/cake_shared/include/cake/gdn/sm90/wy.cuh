@@ -1,11 +1,13 @@
-// wy on Hopper: T = (I + A)^-1, P = scale * Gamma * (Q K^T) and the scalars of every chunk and value head, as
-// cake/gdn/any/wy.cuh; without P where `attention` is null, and then Q is not read.
+// wy on Hopper: T = (I + A)^-1 and the scalars of every chunk and value head, as cake/gdn/any/wy.cuh. No P: who needs it makes
+// it where Q and K are.
 //
-// One CTA of a warpgroup per chunk and key head: K K^T and Q K^T once, by wgmma, then the value heads of the group. A warp
-// owns 16 rows. Results leave by bulk copies. Rows past the end of the sequence are zero in A and P, T is the identity there.
-// reads   q, k, summed gates, beta
-// writes  T, P, scalars: 17 KB a value head
-// barriers  K, Q arrived | copies of the head before have read | scalars written | A, P, diagonal inverses written | T
+// One CTA of a warpgroup per chunk and key head: K K^T once, by wgmma, then the value heads of the group, two at a time, whose
+// dependent steps are long: each has half of the lanes where diagonal blocks are inverted, and half of the warps where products
+// follow. A warp owns 16 rows of A. Results leave by bulk copies. Rows past the end of the sequence are zero in A, T is the
+// identity there.
+// reads   k, summed gates, beta
+// writes  T, scalars: 9 KB a value head
+// barriers  K arrived | copies of the heads before have read | scalars written | A, diagonal inverses written | A read | T
 //           written: all threads. A diagonal block is read by the warp that wrote it: __syncwarp
 #pragma once
 
@@ -15,19 +17,16 @@
 
 namespace cake::gdn {
 
+// Two value heads at a time.
 struct NativeWySmem {
   union {
+    alignas(1024) char k[kTokenTileBytes];
     struct {
-      alignas(1024) char k[kTokenTileBytes];
-      char q[kTokenTileBytes];
-    } rows;
-    struct {
-      alignas(1024) char inverse[kSquareTileBytes];
-      char attention[kSquareTileBytes];
-      BlockInverseSmem scratch;
+      BlockInverseSmem scratch[2];  // in the end T in place of the first words
+      DiagonalBlocks diagonal[2];
     } out;
   };
-  alignas(16) ChunkScalars scalars;
+  alignas(16) ChunkScalars scalars[2];
 };
 static_assert(sizeof(NativeWySmem) == kNativeWySmemBytes);
 
@@ -49,51 +48,85 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
   const int first_head = key_head * p.heads.group;
   const int64_t first_record = chunk_index * p.heads.value_heads + first_head;
 
-  const uint32_t k_tile = ptx::shared_address(smem.rows.k), q_tile = ptx::shared_address(smem.rows.q);
+  const uint32_t k_tile = ptx::shared_address(smem.k);
   load_rows_async<kWyThreads, 16>(k_tile, p.k, at, chunk.tokens, key_head, 0, thread);
-  const bool attention = p.attention != nullptr;
-  if (attention) load_rows_async<kWyThreads, 16>(q_tile, p.q, at, chunk.tokens, key_head, 0, thread);
   ptx::cp_async_commit();
-  HeadGates gates = load_head_gates(p.sums, p.beta, at, chunk.tokens, first_record, first_head, thread);
+  const int half = thread >> 6, token = thread & 63;  // whose scalars this thread makes
+  HeadGates gates = load_head_gates(p.sums, p.beta, at, chunk.tokens, first_record + half, first_head + half,
+                                    half < p.heads.group ? token : kChunk);
   ptx::cp_async_wait<0>();
   ptx::fence_async_shared();
   __syncthreads();
 
-  float kk[32], qk[32];
-  const uint64_t k_at = ptx::wgmma_descriptor(k_tile), q_at = ptx::wgmma_descriptor(q_tile);
+  float kk[32];
+  const uint64_t k_at = ptx::wgmma_descriptor(k_tile);
   multiply_rows_keys(kk, k_at, k_at);
-  if (attention) multiply_rows_keys(qk, q_at, k_at);
   ptx::wgmma_wait<0>();
   ptx::wgmma_keep(kk);
-  ptx::wgmma_keep(qk);
 
   const tile::LaneOffsets offsets(lane);
+  // The longest rows move from warp to warp, so that CTAs of one SM do not load the same scheduler.
+  const int role = (warp + chunk_index) & 3;
 #pragma unroll 1
-  for (int member = 0; member < p.heads.group; ++member) {
+  for (int member = 0; member < p.heads.group; member += 2) {
     const int64_t record = first_record + member;
+    const int heads = min(2, p.heads.group - member);
     if (member > 0) {
       if (thread == 0) ptx::bulk_wait_read<0>();
       __syncthreads();
     }
-    store_scalars(smem.scalars, gates, p.beta.top, chunk.tokens, thread);
-    if (member + 1 < p.heads.group) {
-      gates = load_head_gates(p.sums, p.beta, at, chunk.tokens, record + 1, first_head + member + 1, thread);
+    if (half < heads) store_scalars(smem.scalars[half], gates, p.beta.top, chunk.tokens, token);
+    if (member + 2 + half < p.heads.group) {
+      gates = load_head_gates(p.sums, p.beta, at, chunk.tokens, record + 2 + half, first_head + member + 2 + half, token);
     }
-    __syncthreads();  // in the first round also: everyone is past the K and Q tiles
+    __syncthreads();  // in the first round also: everyone is past the K tile
 
-    store_coefficient_rows(smem.out.scratch, smem.scalars, kk, warp, offsets, lane);
-    if (attention) store_attention_rows(smem.out.attention, smem.scalars, qk, p.scale, warp, offsets, lane);
+#pragma unroll 1
+    for (int h = 0; h < heads; ++h) {
+      store_coefficient_rows(smem.out.scratch[h], smem.out.diagonal[h], smem.scalars[h], kk, warp, offsets, lane);
+    }
     __syncwarp();
-    invert_diagonal(smem.out.scratch, warp, lane);
+    invert_diagonals(smem.out.scratch, smem.out.diagonal, heads, warp, lane);
     __syncthreads();
-    // The longest row moves from warp to warp, so that CTAs of one SM do not load the same scheduler.
-    store_inverse_rows(smem.out.scratch, smem.out.inverse, (warp + chunk_index + member) & 3, offsets);
+    // Half of the warps make the longest rows, the others the rest; T goes where A was when nobody reads A any more.
+    const BlockInverseSmem& matrix = smem.out.scratch[role & 1];
+    const DiagonalBlocks& diagonal = smem.out.diagonal[role & 1];
+    char* const inverse = smem.out.scratch[role & 1].high;
+    const bool there = (role & 1) < heads;
+    if (role < 2) {
+      InverseRow<3> last;
+      if (there) {
+        last.make(matrix, diagonal, offsets, lane);
+        last.carry(lane);
+      }
+      __syncthreads();
+      if (there) last.store(inverse, offsets);
+    } else {
+      InverseRow<0> first;
+      InverseRow<1> second;
+      InverseRow<2> third;
+      if (there) {
+        first.make(matrix, diagonal, offsets, lane);
+        first.carry(lane);
+        second.make(matrix, diagonal, offsets, lane);
+        second.carry(lane);
+        third.make(matrix, diagonal, offsets, lane);
+        third.carry(lane);
+      }
+      __syncthreads();
+      if (there) {
+        first.store(inverse, offsets);
+        second.store(inverse, offsets);
+        third.store(inverse, offsets);
+      }
+    }
     ptx::fence_async_shared();
     __syncthreads();
     if (thread == 0) {
-      ptx::bulk_store(p.inverse + record * kSquareTileBytes, smem.out.inverse, kSquareTileBytes);
-      if (attention) ptx::bulk_store(p.attention + record * kSquareTileBytes, smem.out.attention, kSquareTileBytes);
-      ptx::bulk_store(p.scalars + record * kScalarFloats, smem.scalars, 4 * kScalarFloats);
+      for (int h = 0; h < heads; ++h) {
+        ptx::bulk_store(p.inverse + (record + h) * kSquareTileBytes, smem.out.scratch[h].high, kSquareTileBytes);
+        ptx::bulk_store(p.scalars + (record + h) * kScalarFloats, smem.scalars[h], 4 * kScalarFloats);
+      }
       ptx::bulk_commit();
     }
   }

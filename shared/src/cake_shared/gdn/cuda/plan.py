@@ -126,15 +126,13 @@ def chain_warps(segments: int, value_heads: int, multiprocessors: int) -> int:
     return 4 if 2 * segments * value_heads <= multiprocessors else 8
 
 
-def backward_waves(chunks: int, segments: int, value_heads: int, multiprocessors: int) -> int:
-    """Return in how many waves of heads a native backward pass is to run: as many as still fill the device, but two.
+def backward_waves(chunks: int, value_heads: int) -> int:
+    """Return in how many waves of heads a native backward pass is to run, where there are as many key heads.
 
-    The workspace of a wave is the peak of a step's memory. Two halve it where the chains of all heads leave
-    multiprocessors idle too: a wave's forward and reverse chains run side by side. Small calls have one.
+    The workspace of a wave is the peak of a step's memory; two halve it. Where the chains of all heads leave
+    multiprocessors idle, a wave's forward and reverse chains run side by side. Small calls have one.
     """
-    if chunks * value_heads * _WAVE_RECORD_BYTES <= ONE_WAVE_BYTES:
-        return 1
-    return max(2, round(segments * value_heads / multiprocessors))
+    return 1 if chunks * value_heads * _WAVE_RECORD_BYTES <= ONE_WAVE_BYTES else 2
 
 
 def plan_groundwork(
@@ -182,7 +180,7 @@ def _plan(problem: Problem, regions_of) -> Plan:
     warps = chain_warps(segments, p.value_heads, p.multiprocessors)
     groundwork = plan_groundwork(*dataclasses.astuple(p)[:6], p.native)
     chunks = tables.chunk_capacity
-    waves = backward_waves(chunks, segments, p.value_heads, p.multiprocessors) if p.native else 1
+    waves = backward_waves(chunks, p.value_heads) if p.native else 1
     wave_key_heads = ceil_div(p.key_heads, min(waves, p.key_heads))
     wave_heads = wave_key_heads * (p.value_heads // p.key_heads)
     regions = tuple(regions_of(p, chunks, wave_heads, slots * p.value_heads * _STATE_BYTES))

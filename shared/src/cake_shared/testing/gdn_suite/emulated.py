@@ -119,13 +119,13 @@ def test_waves_of_heads_move_no_bit(gdn, emulated, architecture, monkeypatch):
     """A native backward pass has its key heads in one wave, or, were a small call worth it, in two and three."""
     case = base(70, 3, 3)
     one = _run_in(emulated, architecture, case, ORDERS[1])
-    monkeypatch.setattr(plan, "ONE_WAVE_BYTES", 0)
     monkeypatch.setattr(plan, "plan_backward", plan.plan_backward.__wrapped__)
     monkeypatch.setattr(rule, "plan_backward", plan.plan_backward)
     package, _ = emulated(architecture)
     native = uses_native(gdn.name, architecture)
-    for multiprocessors, waves in ((132, 2), (1, 3)):
-        results = _run_in(emulated, architecture, case, ORDERS[1], multiprocessors=multiprocessors)
+    for waves in (2, 3):
+        monkeypatch.setattr(plan, "backward_waves", lambda chunks, heads, waves=waves: waves)
+        results = _run_in(emulated, architecture, case, ORDERS[1])
         for key, value in results.items():
             assert_bitwise_equal(value, one[key], key)
         ran = [report.kernel for report in package.reports if report.kernel.startswith("token_gradients")]

@@ -21,7 +21,7 @@ __device__ __forceinline__ int64_t part_record(const Heads& heads, const HeadRan
 }
 
 // Starts the copy of kUnits 16-byte units a row of one head's rows of a chunk into a token tile; rows past the chunk's tokens become
-// zero. For warps with few registers.
+// zero. For warps with few registers; of a whole chunk in as few instructions as can be, because one warp may copy for a whole CTA.
 template <int kThreads, int kUnits>
 __device__ __forceinline__ void copy_rows(char* shared_tile, const TokenRows& rows, TokenPlace at, int tokens, int head,
                                           int first_unit, int thread) {
@@ -32,7 +32,18 @@ __device__ __forceinline__ void copy_rows(char* shared_tile, const TokenRows& ro
   const char* source = first + row * 2 * rows.token_stride;
   const int64_t step = 2 * kRowStep * rows.token_stride;
   const uint32_t shared = ptx::shared_address(shared_tile);
-#pragma unroll 4
+  if (tokens == kChunk) {
+    constexpr int kPeriod = kRowStep < 8 ? 8 / kRowStep : 1;  // steps after which the permutation of units is the same
+    uint32_t to[kPeriod];
+#pragma unroll
+    for (int i = 0; i < kPeriod; ++i) to[i] = shared + tile::unit_offset<kChunk>(row + i * kRowStep, unit);
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i, source += step) {
+      ptx::cp_async_16(to[i % kPeriod] + i / kPeriod * kPeriod * kRowStep * 128, source);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int i = 0; i < kSteps; ++i, row += kRowStep, source += step) {
     const bool valid = row < tokens;
     ptx::cp_async_16(shared + tile::unit_offset<kChunk>(row, unit), valid ? source : first, valid);

@@ -6,7 +6,7 @@
 // P is made from Q and K by the feeding warpgroup. Rows of dv whose beta is too small to divide by hold dR, see ReverseParams.
 // barriers  full[stage]: rows and tiles arrived, P made; free[stage]: every consuming warp is past the stage
 //           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read | dv staged in dO's place; 3: the feeding warpgroup's rows
-//           and gates arrived
+//           arrived
 #pragma once
 
 #include "cake/gdn/sm90/backward_chain.cuh"
@@ -28,28 +28,42 @@ struct ReverseSmem {
   Stage stage[kStages];
   char staging[kGroups][2 * kHalfStateBlockBytes];
   alignas(128) float scalars[kStages][kStageScalars][kChunk];
-  float log2_decay[2][kChunk];  // of the chunk whose P is made, by turns
   StageBarriers<kStages> barriers;
 };
 static_assert(sizeof(ReverseSmem<2>) == reverse_chain_sm90_smem_bytes(2) && sizeof(ReverseSmem<1>) == reverse_chain_sm90_smem_bytes(1));
 
+// What a thread needs to make its part of a chunk's P: b of its two rows and of its columns.
+struct RowDecays {
+  float row[2];
+  float2 column[4][2];
+
+  __device__ __forceinline__ void load(const float* log2_decay, int block, int lane) {
+    const int g = lane >> 2, c = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) row[i] = log2_decay[16 * block + g + 8 * i];
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+#pragma unroll
+      for (int n = 0; n < 2; ++n) column[s][n] = *reinterpret_cast<const float2*>(log2_decay + 16 * s + 8 * n + 2 * c);
+    }
+  }
+};
+
 // A warp's rows of P from its Q K^T, with the bits of the chunk_output program's.
-__device__ __forceinline__ void store_attention(char* tile_to, const Fragment& products, const float (&log2_decay)[kChunk], float scale,
-                                                int block, int lane) {
+__device__ __forceinline__ void store_attention(char* tile_to, const Fragment& products, const RowDecays& b, float scale, int block,
+                                                int lane) {
   const LaneOffsets offsets(lane);
   const int g = lane >> 2, c = lane & 3;
-  const float b[2] = {log2_decay[16 * block + g], log2_decay[16 * block + g + 8]};
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
     uint32_t packed[4] = {};
     if (s <= block) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        const float2 b_column = *reinterpret_cast<const float2*>(log2_decay + 16 * s + 8 * n + 2 * c);
         float x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float decay = ptx::exp2_approx(__fsub_rn(b[i >> 1], i & 1 ? b_column.y : b_column.x));
+          const float decay = ptx::exp2_approx(__fsub_rn(b.row[i >> 1], i & 1 ? b.column[s][n].y : b.column[s][n].x));
           const int below = 16 * (block - s) + g + 8 * (i >> 1) - (8 * n + 2 * c + (i & 1));
           // Above the diagonal the decay may be infinite: select, never multiply by zero.
           x[i] = below >= 0 ? __fmul_rn(__fmul_rn(scale, decay), products[8 * s + 4 * n + i]) : 0.f;
@@ -63,40 +77,36 @@ __device__ __forceinline__ void store_attention(char* tile_to, const Fragment& p
   }
 }
 
+// A stage's copies are on their way when P of the stage before is made.
 template <int kGroups>
 __device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int thread) {
   using Smem = ReverseSmem<kGroups>;
   const int key_head = work.head / p.heads.group, block = thread >> 5, lane = thread & 31;
   Turn<Smem::kStages> turn;
-  int chunk = work.last_chunk();
-#pragma unroll 1
-  for (int i = 0; i < work.segment.chunks; ++i, --chunk, turn.advance()) {
+  auto scalars_of = [&](int chunk) { return p.scalars + (int64_t{chunk} * p.heads.value_heads + work.head) * kScalarFloats; };
+  auto start = [&](int chunk) {
     auto& stage = smem.stage[turn.stage];
-    auto& log2_decay = smem.log2_decay[i & 1];
-    uint64_t* full = &smem.barriers.full[turn.stage];
-    const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
-    const float* const scalars = p.scalars + record * kScalarFloats;
     const TokenPlace at = work.place_of_chunk(chunk, p.heads);
     const int tokens = work.tokens_of(chunk);
     ptx::mbarrier_wait(&smem.barriers.free[turn.stage], turn.parity ^ 1);
-    copy_rows<kWarpgroupThreads, 16>(stage.k, p.k, at, tokens, key_head, 0, thread);
-    copy_rows<kWarpgroupThreads, 16>(stage.q, p.q, at, tokens, key_head, 0, thread);
-    if (thread < kChunk / 4) {
-      ptx::cp_async_16(ptx::shared_address(log2_decay + 4 * thread), scalars + kLog2Decay * kChunk + 4 * thread, true);
-    }
-    ptx::cp_async_commit();
-    copy_rows<kWarpgroupThreads, 8 * kGroups>(stage.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
-    ptx::cp_async_commit();
     if (thread == 0) {
+      uint64_t* full = &smem.barriers.full[turn.stage];
+      const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
       constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
       ptx::mbarrier_arrive_expect_bytes(full, kSquareTileBytes + kScalarBytes);
       ptx::bulk_load(stage.inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
-      ptx::bulk_load(smem.scalars[turn.stage], scalars, kScalarBytes, full);
+      ptx::bulk_load(smem.scalars[turn.stage], scalars_of(chunk), kScalarBytes, full);
     }
-    ptx::cp_async_wait<1>();
+    copy_rows<kWarpgroupThreads, 16>(stage.k, p.k, at, tokens, key_head, 0, thread);
+    copy_rows<kWarpgroupThreads, 16>(stage.q, p.q, at, tokens, key_head, 0, thread);
+    copy_rows<kWarpgroupThreads, 8 * kGroups>(stage.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
+    ptx::cp_async_commit();
+    turn.advance();
+  };
+  auto finish = [&](int index, const RowDecays& b) {
+    auto& stage = smem.stage[index];
     ptx::fence_async_shared();
     ptx::named_barrier_sync(3, kWarpgroupThreads);
-
     Fragment products;
     ptx::wgmma_keep(products);
     ptx::wgmma_fence();
@@ -104,11 +114,25 @@ __device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const R
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(products);
-    store_attention(stage.attention, products, log2_decay, p.scale, block, lane);
-    ptx::cp_async_wait<0>();
+    store_attention(stage.attention, products, b, p.scale, block, lane);
     ptx::fence_async_shared();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(full);
+    if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.full[index]);
+  };
+  RowDecays b;
+  int chunk = work.last_chunk(), made = 0;
+  start(chunk);
+#pragma unroll 1
+  for (int left = work.segment.chunks; left > 0; --left, --chunk) {
+    b.load(scalars_of(chunk) + kLog2Decay * kChunk, block, lane);
+    if (left > 1) {
+      start(chunk - 1);
+      ptx::cp_async_wait<1>();
+    } else {
+      ptx::cp_async_wait<0>();
+    }
+    finish(made, b);
+    made = made + 1 == Smem::kStages ? 0 : made + 1;
   }
 }
 

@@ -90,15 +90,19 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       uint32_t terms[8][2];
       const Rows beta = of_rows(scalars[kBeta], at.row);
       const Rows from_row = {is_deferred(beta.x) ? beta.x : 1.f, is_deferred(beta.y) ? beta.y : 1.f};
-      const MatrixSums found = make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars, from_row, p.scale,
-                                             at, offsets);
-      if (at.half && at.c == 0) {
-        sums.beta_matrix[at.row] = found.matrix.x;
-        sums.beta_matrix[at.row + 8] = found.matrix.y;
-      }
+      const Rows by = at.half ? Rows{-from_row.x, -from_row.y} : Rows{p.scale, p.scale};
+      const Rows diagonal =
+          make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars[kLog2Decay], by, at, offsets);
       if (at.half && has_diagonal(at)) {
-        sums.value_writes[at.row] = found.diagonal.x;
-        sums.value_writes[at.row + 8] = found.diagonal.y;
+        sums.value_writes[at.row] = diagonal.x;
+        sums.value_writes[at.row + 8] = diagonal.y;
+      }
+      if (at.half && __any_sync(~0u, is_deferred(beta.x) || is_deferred(beta.y))) {
+        const Rows sum = sum_matrix(z, products, scalars[kLog2Decay], at);
+        if (at.c == 0) {
+          sums.beta_matrix[at.row] = sum.x;
+          sums.beta_matrix[at.row + 8] = sum.y;
+        }
       }
       ptx::fence_async_shared();
       ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);

@@ -71,13 +71,14 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member) {
       const Tiles tiles = order.next_head();
-      for (int tile = kGradO; tile <= kGradV; ++tile) {
+      auto copy = [&](int tile, const TokenRows& from) {
         const int slot = tiles.slot(tile);
         ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(tile) ^ 1);
-        copy_rows<32, 16>(smem.slot[slot], tile == kGradO ? p.grad_o : p.grad_v, at, item.tokens,
-                          item.key_head * p.heads.group + member, 0, lane);
+        copy_rows<32, 16>(smem.slot[slot], from, at, item.tokens, item.key_head * p.heads.group + member, 0, lane);
         ptx::cp_async_commit();
-      }
+      };
+      copy(kGradO, p.grad_o);
+      copy(kGradV, p.grad_v);
       publish_rows<1>(&smem.slot_full[tiles.slot(kGradO)], lane);
       publish_rows<0>(&smem.slot_full[tiles.slot(kGradV)], lane);
     }

@@ -29,53 +29,65 @@ __device__ __forceinline__ uint32_t word_of(const char* block, const Place& at, 
 
 using Products = uint32_t[16];  // a fragment rounded to BF16: what a CTA keeps through the heads of a group
 
-// Turns dO V'^T (half 0) into dP, or dV V'^T (half 1) into M, in a tile of shared memory, and leaves the summands of E as right
-// operands: element (i, j) of E in terms[j / 8][i / 8]. `by` is what rows of half 1 are to be multiplied by: beta where they are those of
-// dR. Returns sum_j N_ij (K K^T)_ij of half 1's deferred rows, and the diagonal of z, which the threads of `has_diagonal` hold.
-struct MatrixSums {
-  Rows matrix, diagonal;
-};
 __device__ __forceinline__ bool has_diagonal(const Place& at) { return at.lane >> 3 == at.c; }
-__device__ __forceinline__ MatrixSums make_matrices(const Fragment& z, const Products& products, uint32_t matrix_tile,
-                                                    uint32_t (&terms)[8][2], const float (&scalars)[kScalarRows][kChunk], Rows row_factor,
-                                                    float scale, const Place& at, const LaneOffsets& offsets) {
-  const Rows b = of_rows(scalars[kLog2Decay], at.row);
-  const float sign = at.half ? -1.f : scale;
-  const float by[2] = {at.half ? row_factor.x : 1.f, at.half ? row_factor.y : 1.f};
+
+// Turns dO V'^T (half 0) into dP, or dV V'^T (half 1) into M, in a tile of shared memory, and leaves the summands of E as right
+// operands: element (i, j) of E in terms[j / 8][i / 8]. `by` multiplies the thread's rows. Returns the diagonal of z, which the threads
+// of `has_diagonal` hold.
+__device__ __forceinline__ Rows make_matrices(const Fragment& z, const Products& products, uint32_t matrix_tile,
+                                              uint32_t (&terms)[8][2], const float (&log2_decay)[kChunk], Rows by, const Place& at,
+                                              const LaneOffsets& offsets) {
+  const Rows b = of_rows(log2_decay, at.row);
   Rows diagonal = {0.f, 0.f};
   const int below = at.row - 2 * at.c, kept = below - at.half;  // how far the thread's first element is below the diagonal
-  float matrix[2] = {0.f, 0.f};
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    if (s == at.block) diagonal = at.lane & 4 ? Rows{z[8 * s + 1], z[8 * s + 7]} : Rows{z[8 * s], z[8 * s + 6]};
-    uint32_t packed[4];
+    uint32_t packed[4] = {};
+    if (s <= at.block) {
+      if (s == at.block) diagonal = at.lane & 4 ? Rows{z[8 * s + 1], z[8 * s + 7]} : Rows{z[8 * s], z[8 * s + 6]};
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int j = 2 * s + n, column = 8 * j + 2 * at.c;
-      const float2 b_column = *reinterpret_cast<const float2*>(&scalars[kLog2Decay][column]);
-      const float decay[4] = {ptx::exp2_approx(__fsub_rn(b.x, b_column.x)), ptx::exp2_approx(__fsub_rn(b.x, b_column.y)),
-                              ptx::exp2_approx(__fsub_rn(b.y, b_column.x)), ptx::exp2_approx(__fsub_rn(b.y, b_column.y))};
-      float x[4], e[4];
+      for (int n = 0; n < 2; ++n) {
+        const int j = 2 * s + n, column = 8 * j + 2 * at.c;
+        const float2 b_column = *reinterpret_cast<const float2*>(&log2_decay[column]);
+        float x[4], e[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int right = 8 * j + (i & 1) - 8 * (i >> 1);
-        const uint32_t pair = products[2 * j + (i >> 1)];
-        const float product = i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair);
-        // Above the diagonal the decay may be infinite: select, never multiply by zero.
-        x[i] = kept >= right ? __fmul_rn(__fmul_rn(sign, decay[i]), z[4 * j + i]) : 0.f;
-        matrix[i >> 1] = fmaf(x[i], product, matrix[i >> 1]);
-        x[i] = __fmul_rn(by[i >> 1], x[i]);
-        e[i] = below > right ? __fmul_rn(x[i], product) : 0.f;
+        for (int i = 0; i < 4; ++i) {
+          const int right = 8 * j + (i & 1) - 8 * (i >> 1);
+          const float decay = ptx::exp2_approx(__fsub_rn(i >> 1 ? b.y : b.x, i & 1 ? b_column.y : b_column.x));
+          // Above the diagonal the decay may be infinite: select, never multiply by zero.
+          x[i] = kept >= right ? __fmul_rn(__fmul_rn(i >> 1 ? by.y : by.x, decay), z[4 * j + i]) : 0.f;
+          const uint32_t pair = products[2 * j + (i >> 1)];
+          e[i] = below > right ? __fmul_rn(x[i], i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair)) : 0.f;
+        }
+        packed[2 * n] = ptx::pack_bf16(x[0], x[1]);
+        packed[2 * n + 1] = ptx::pack_bf16(x[2], x[3]);
+        terms[j][0] = ptx::pack_bf16(e[0], e[1]);
+        terms[j][1] = ptx::pack_bf16(e[2], e[3]);
       }
-      packed[2 * n] = ptx::pack_bf16(x[0], x[1]);
-      packed[2 * n + 1] = ptx::pack_bf16(x[2], x[3]);
-      terms[j][0] = ptx::pack_bf16(e[0], e[1]);
-      terms[j][1] = ptx::pack_bf16(e[2], e[3]);
     }
     ptx::stmatrix_x4(tile::fragment_address<kChunk>(matrix_tile, offsets.row_major, 16 * at.block, 2 * s), packed[0], packed[1],
                      packed[2], packed[3]);
   }
-  return {{quad_sum(matrix[0]), quad_sum(matrix[1])}, diagonal};
+  return diagonal;
+}
+
+// sum_j N_ij (K K^T)_ij of the thread's rows, from dR V'^T: of half 1, for deferred rows.
+__device__ __forceinline__ Rows sum_matrix(const Fragment& z, const Products& products, const float (&log2_decay)[kChunk],
+                                           const Place& at) {
+  const Rows b = of_rows(log2_decay, at.row);
+  float sum[2] = {0.f, 0.f};
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = 8 * j + 2 * at.c + (i & 1);
+      const uint32_t pair = products[2 * j + (i >> 1)];
+      const float x = __fmul_rn(ptx::exp2_approx(__fsub_rn(i >> 1 ? b.y : b.x, log2_decay[column])), z[4 * j + i]);
+      const float product = i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair);
+      if (column < at.row + 8 * (i >> 1)) sum[i >> 1] = fmaf(-x, product, sum[i >> 1]);
+    }
+  }
+  return {quad_sum(sum[0]), quad_sum(sum[1])};
 }
 
 // sums[t] = sum over the warp's rows i >= t and all j < t of E_ij, as products of triangles of ones with E^T.

@@ -120,17 +120,18 @@ def run_tools(tools: list[str], seconds: float, logs: Path) -> tuple[dict, dict,
     """Summaries by tool and part, reports by tool, and whether every tool ended and found nothing."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     begin, started = time.monotonic(), {}
-    for tool in tools:
-        for number, part in enumerate(PARTS):
-            log = logs / f"{tool}-{number}.txt"
-            words = ["compute-sanitizer", "--tool", tool, "--print-limit", "2000", sys.executable, __file__]
-            with log.open("w") as file:
-                process = subprocess.Popen(
-                    [*words, "--launch", part], stdout=file, stderr=subprocess.STDOUT, env=environment
-                )
-            started[tool, part] = process, log
+    runs = [(tool, part) for tool in tools for part in PARTS]
+    for tool, part in sorted(runs, key=lambda run: (run[0] != "racecheck", "segments" not in run[1])):  # longest first
+        log = logs / f"{tool}-{list(PARTS).index(part)}.txt"
+        words = ["compute-sanitizer", "--tool", tool, "--print-limit", "2000", sys.executable, __file__]
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [*words, "--launch", part], stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+        started[tool, part] = process, log
     said, reports, clean = {tool: {} for tool in tools}, {tool: Counter() for tool in tools}, True
-    for (tool, part), (process, log) in started.items():
+    for tool, part in runs:
+        process, log = started[tool, part]
         try:
             status = process.wait(timeout=max(begin + seconds - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:

@@ -37,7 +37,9 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
   for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < items; ++nth) {
     const int4& place = smem.rows[nth % kRowStages];
     ptx::mbarrier_wait(&smem.rows_full[nth % kRowStages], nth / kRowStages & 1);
-    const int k_slot = place.w & 15, q_slot = place.w >> 4;
+    const int k_slot = place.w & 15, q_slot = place.w >> 4 & 15;
+    ptx::mbarrier_wait(&smem.slot_full[k_slot], place.w >> 8 & 1);  // at once
+    ptx::mbarrier_wait(&smem.slot_full[q_slot], place.w >> 9 & 1);
     const uint32_t k_tile = slots + k_slot * kSlotBytes, q_tile = slots + q_slot * kSlotBytes;
     char* const k_block = smem.slot[k_slot] + at.half * kBlockBytes;
     char* const q_block = smem.slot[q_slot] + at.half * kBlockBytes;

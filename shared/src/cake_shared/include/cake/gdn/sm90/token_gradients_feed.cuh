@@ -63,8 +63,8 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
     copy_rows<32, 16>(smem.slot[rows.slot(1)], p.q, at, item.tokens, item.key_head, 0, lane);
     const int stage = nth % kRowStages;
     if (lane == 0) {
-      smem.rows[stage] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots);
-      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_full[rows.slot(i)]);  // their phases go on; rows_full is waited for
+      smem.rows[stage] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots | rows.parities << 8);
+      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_full[rows.slot(i)]);  // their phases go on; rows_full says it all
     }
     ptx::cp_async_commit();
     publish_rows<0>(&smem.rows_full[stage], lane);

@@ -81,7 +81,7 @@ struct Smem {
   alignas(128) float scalars[kScalarStages][kScalarRows][kChunk];
   Sums sums[2];
   float normal_dots[2][2][kChunk];  // of q and k, where they were normalised
-  int4 rows[kRowStages];            // of K and Q: first token, tokens, key head, slots
+  int4 rows[kRowStages];            // of K and Q: first token, tokens, key head, slots and their parities
   Tiles tiles[kScalarStages];       // of the heads whose scalars are there
   uint64_t slot_full[kSlots], slot_free[kSlots];
   uint64_t rows_full[kRowStages];

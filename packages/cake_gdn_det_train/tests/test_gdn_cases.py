@@ -19,6 +19,7 @@ from cake_shared.testing.gdn_run import run
 TOKEN_RESULTS = ("o", "dq", "dk", "dv", "dg", "dbeta")
 RESULTS = (*TOKEN_RESULTS, "final_state", "d_initial_state")
 SATURATED = 0.99966466  # sigmoid(8)
+NEARLY_ONE = 0.998  # rounding it to BF16 loses the most of all betas near 1
 
 
 class OnGpu:
@@ -122,7 +123,7 @@ def test_U04_gates_of_one_without_drift(place, tokens):
     for gate in ("G0", "G0.5"):
         case = with_states(base(tokens, heads, heads, gate=gate), 1)
         results = place.run(case)
-        assert_accurate(results, case, 6e-3)
+        assert_accurate(results, case, 6e-3 if tokens >= 64 else 1e-2)  # seven elements of dbeta average nothing out
         right = reference(case)["o"]
         assert_near(results["o"][:, -64:], right[:, -64:], 6e-3, "the last tokens of o")
 
@@ -137,13 +138,13 @@ def one_key(tokens, beta, gate, period=None):
 
 @sizes(
     "tokens,gate,beta,period",
-    gpu=list(product((128, 16384), (0.0, -1e-3), (1.0, SATURATED), (None, 16))),
-    emulated=[(128, 0.0, 1.0, None), (128, -1e-3, SATURATED, 16)],
+    gpu=list(product((128, 16384), (0.0, -1e-3), (1.0, SATURATED, NEARLY_ONE), (None, 16))),
+    emulated=[(128, 0.0, 1.0, None), (128, -1e-3, SATURATED, 16), (128, 0.0, NEARLY_ONE, None)],
 )
 def test_U05_identical_keys_have_a_tame_inverse(place, tokens, gate, beta, period):
     """o follows the scalar recurrence of the only live row, u = exp(g) (1 - beta) u + beta v, and not worse with T.
 
-    With beta just below 1 what is written is a small difference of large ones: its limit is wider.
+    With beta just below 1, T = (I + A)^-1 has one large diagonal, whose rounding to BF16 would meet every later token.
     """
     case = one_key(tokens, beta, gate, period)
     results = place.run(case, output_final_state=False)
@@ -154,9 +155,8 @@ def test_U05_identical_keys_have_a_tame_inverse(place, tokens, gate, beta, perio
         u = decay * u + v[:, t]
         right[:, t] = u
     right *= case.scale * case.q[..., 5].double()[..., None]
-    limit = 5e-2 if beta == 1.0 else 8e-2
-    assert_near(results["o"], right, limit, "o")
-    assert_near(results["o"][:, -64:], right[:, -64:], limit, "the last tokens of o")
+    assert_near(results["o"], right, 5e-2, "o")
+    assert_near(results["o"][:, -64:], right[:, -64:], 5e-2, "the last tokens of o")
     for name in ("dq", "dk", "dv", "dg", "dbeta"):
         assert bool(torch.isfinite(results[name]).all()), name
 
@@ -195,7 +195,7 @@ def test_U12_tail_chunk_of_a_batch_beside_nan(place, tokens):
         buffer[:, :tokens] = x
         cut[name] = buffer[:, :tokens]
     expected = place.run(case)
-    assert_accurate(expected, case)
+    assert_accurate(expected, case, BF16_LIMIT if tokens > 1 else 6e-3)  # two elements of dbeta average nothing out
     # `moved` keeps strides and not what lies between: on a GPU the buffers are moved whole.
     results = place.run(case.with_(**cut)) if place.small else _cut_on_gpu(case, tokens)
     for name in RESULTS:

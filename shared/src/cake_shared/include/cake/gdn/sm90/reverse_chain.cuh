@@ -242,7 +242,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     for (int i = 0; i < 16; ++i) {
       const float2 gamma = pair_of(scalars[kGamma], i, c), beta = pair_of(scalars[kBeta], i, c);
       const float x = __fmul_rn(beta.x, y[2 * i]), w = __fmul_rn(beta.y, y[2 * i + 1]);
-      grad_v[i] = ptx::pack_bf16(fabsf(beta.x) < p.deferred_below ? y[2 * i] : x, fabsf(beta.y) < p.deferred_below ? y[2 * i + 1] : w);
+      grad_v[i] = ptx::pack_bf16(x, w);
       grad_keys[i] = ptx::pack_bf16(__fmul_rn(-gamma.x, x), __fmul_rn(-gamma.y, w));
     }
     ptx::wgmma_keep(grad_keys);
@@ -251,6 +251,15 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     ptx::wgmma_commit();
 
     if constexpr (kUse == Reverse::kGradients) {
+      const float least = fminf(fabsf(scalars[kBeta][lane]), fabsf(scalars[kBeta][lane + 32]));
+      if (__any_sync(~0u, least < p.deferred_below)) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const float2 beta = pair_of(scalars[kBeta], i, c);
+          const bool low = fabsf(beta.x) < p.deferred_below, high = fabsf(beta.y) < p.deferred_below;
+          grad_v[i] = ptx::pack_bf16(low ? y[2 * i] : __fmul_rn(beta.x, y[2 * i]), high ? y[2 * i + 1] : __fmul_rn(beta.y, y[2 * i + 1]));
+        }
+      }
       group_barrier();
       stage_tokens(grad_o, grad_v, block, offsets);
       group_barrier();

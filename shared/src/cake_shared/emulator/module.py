@@ -11,77 +11,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cake_shared.emulator import native
-from cake_shared.emulator.errors import LaunchError, from_native
+from cake_shared.emulator.errors import EmulatorError, LaunchError, from_native
 from cake_shared.emulator.guard import GuardedCopies
-from cake_shared.emulator.params import Marked, Param, Region, pack, region_of, span_of
+from cake_shared.emulator.options import DEFAULT_MAX_INSTRUCTIONS, DETECT, ORDERS, Options
+from cake_shared.emulator.params import Marked, Param, Region, pack, refuse_const_aliases, region_of, span_of
 from cake_shared.emulator.report import Report, report_of
+from cake_shared.emulator.stream import Stream
 from cake_shared.target import Target, target_named
-
-_ORDERS = {"eager": 0, "lazy": 1, "random": 2}
-_DETECT = {"none": 0, "cheap": 1, "all": 2}
-_DEFAULT_MAX_INSTRUCTIONS = 200_000_000
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a launch is emulated.
-
-    Attributes
-    ----------
-    order
-        When asynchronous operations complete: `"eager"` at issue, `"lazy"` when something waits for them, `"random"`
-        drawn from the seed, which then also draws the order of warps.
-    seed
-        Of every random choice.
-    detect
-        `"all"`, `"cheap"` (bounds, alignment, const inputs, synchronisation) or `"none"` (as cheap).
-    threads
-        Threads that run independent CTAs; results do not depend on it.
-    guard_bytes
-        Run on copies of the arrays with bands of so many bytes between, so that an access past one never meets another.
-        Pointers that lie in memory are not moved along. Not together with a stream.
-    max_instructions
-        Warp instructions of a CTA or cluster without a store or a signal before `Hang` is raised.
-    profile
-        Count bank conflicts.
-    trace
-        None, (linear CTA index, warp index) or (linear CTA index,): print every instruction of that warp, or of all of
-        that CTA's, to stderr.
-    stop_line
-        Raise `Stop` when a PTX line is reached.
-    dump_shared, dump_tensor
-        (offset, bytes) of shared memory and (column, count) of tensor memory to print in the text of `Stop`.
-    """
-
-    order: str = "eager"
-    seed: int = 0
-    detect: str = "all"
-    threads: int = 1
-    guard_bytes: int = 0
-    max_instructions: int | None = None
-    profile: bool = False
-    trace: tuple[int, ...] | None = None
-    stop_line: int | None = None
-    dump_shared: tuple[int, int] | None = None
-    dump_tensor: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse names that do not exist."""
-        if self.order not in _ORDERS:
-            raise ValueError(f"order takes one of {', '.join(_ORDERS)}, got {self.order!r}")
-        if self.detect not in _DETECT:
-            raise ValueError(f"detect takes one of {', '.join(_DETECT)}, got {self.detect!r}")
-        if self.threads < 1:
-            raise ValueError(f"threads takes a positive number, got {self.threads}")
-        if self.trace is not None and len(self.trace) not in (1, 2):
-            raise ValueError(f"trace takes (CTA, warp) or (CTA,), got {self.trace!r}")
-        if self.guard_bytes < 0:
-            raise ValueError(f"guard_bytes takes 0 or a positive number, got {self.guard_bytes}")
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of a module: its parameters and what it asks for."""
+    """A kernel of a module: its parameters and what it asks for; `error` where it cannot be launched."""
 
     name: str
     params: tuple[Param, ...]
@@ -92,6 +33,7 @@ class Kernel:
     register_bytes: int = field(repr=False, default=0)
     instructions: int = field(repr=False, default=0)
     communicates: bool = field(repr=False, default=False)
+    error: EmulatorError | None = field(repr=False, default=None, compare=False)
 
 
 def _limits(target: Target) -> native.Limits:
@@ -113,6 +55,16 @@ def _triple(value: int | tuple, name: str) -> tuple[int, int, int]:
     return tuple(int(v) for v in values) + (1,) * (3 - len(values))
 
 
+def _cluster(value: int | tuple, declared: tuple[int, int, int]) -> tuple[int, int, int]:
+    """The shape that a launch asks for; zeros alone stand for what the kernel requires, else one CTA."""
+    given = _triple(value, "cluster")[: len(value) if isinstance(value, (tuple, list)) else 1]
+    if not any(given):
+        return declared if declared[0] else (1, 1, 1)
+    if not all(given):
+        raise ValueError(f"cluster takes positive sizes, or zeros alone for what the kernel requires, got {value!r}")
+    return (*given, 1, 1)[:3]
+
+
 class Module:
     """PTX text, parsed and decoded, with the memory of its variables."""
 
@@ -132,6 +84,7 @@ class Module:
                 register_bytes=k["register_bytes"],
                 instructions=k["instructions"],
                 communicates=k["communicates"],
+                error=from_native(k["error"], file=name, kernel=k["name"]) if "error" in k else None,
             )
             for k in description["kernels"]
         }
@@ -153,15 +106,27 @@ class Module:
         ------
         PtxSyntaxError
             The text cannot be read, or is for another architecture.
-        UnsupportedInstruction
-            It has an instruction that the emulator does not execute; nothing has run.
+        UnsupportedInstruction, PtxSyntaxError
+            All its kernels have instructions that the emulator does not execute, that the text's target does not have,
+            or that are malformed. Where some kernels have none, those can be launched; `Kernel.error` and `require`
+            tell about the others.
         """
         out = ctypes.c_void_p()
         handle = native.library().cake_emu_module(text.encode(), target.encode(), ctypes.byref(out))
         description = json.loads(native.take_text(out))
         if not handle:
             raise from_native(description, file=name)
-        return cls(handle, description, name, target, text)
+        module = cls(handle, description, name, target, text)
+        if module.kernels and all(kernel.error for kernel in module.kernels.values()):
+            module.require()
+        return module
+
+    def require(self, *kernels: str) -> None:
+        """Raise the error of the first of these kernels (default: of all) that cannot be launched."""
+        for kernel in kernels or self.kernels:
+            error = self.kernels[self.function(kernel)].error
+            if error is not None:
+                raise error
 
     @classmethod
     def from_cuda(
@@ -257,13 +222,15 @@ class Module:
         ------
         EmulatorError
             The subclass of the detector that fired.
-        TypeError
-            A parameter does not fit.
+        TypeError, ValueError
+            An argument does not fit, or two share memory that is const for one of them alone; the message names them.
         """
         full = self.function(kernel)
+        self.require(full)
         data, regions = pack(self.kernels[full].params, params)
         for position, array in enumerate(allocations):
             regions.append(array if isinstance(array, Region) else region_of(array, f"allocation {position}"))
+        refuse_const_aliases(regions)
         shape = {"cluster": cluster, "smem_bytes": smem_bytes, "options": options}
         if options is None or not options.guard_bytes:
             return self.launch_packed(
@@ -302,11 +269,11 @@ class Module:
         if programmatic and stream is None:
             stream = Stream(unknown_before=True)
         declared = self.kernels[kernel].cluster
-        shape = _triple(cluster, "cluster")
-        if shape[0] == 0:
-            shape = declared if declared[0] else (1, 1, 1)
-        if not 0 <= smem_bytes < 1 << 32:
-            raise LaunchError(f"smem_bytes is {smem_bytes}", kernel=kernel)
+        shape = _cluster(cluster, declared)
+        if not isinstance(smem_bytes, (int, np.integer)) or not 0 <= smem_bytes < 1 << 32:
+            raise LaunchError(
+                f"smem_bytes: takes a whole number of bytes below 2^32, got {smem_bytes!r}", kernel=kernel
+            )
         table = (native.Allocation * len(regions))()
         for entry, region in zip(table, regions, strict=True):
             entry.begin, entry.bytes, entry.flags = region.address, region.size, int(region.const)
@@ -321,12 +288,12 @@ class Module:
             param_bytes=len(data),
             allocations=table,
             allocation_count=len(regions),
-            order=_ORDERS[options.order],
-            detect=_DETECT[options.detect],
+            order=ORDERS[options.order],
+            detect=DETECT[options.detect],
             threads=options.threads,
             profile=int(options.profile),
             seed=options.seed,
-            max_instructions=options.max_instructions or _DEFAULT_MAX_INSTRUCTIONS,
+            max_instructions=options.max_instructions or DEFAULT_MAX_INSTRUCTIONS,
             trace_cta=options.trace[0] if options.trace else -1,
             trace_warp=options.trace[1] if options.trace and len(options.trace) > 1 else -1,
             stop_line=options.stop_line or 0,
@@ -345,61 +312,3 @@ class Module:
         if status:
             raise from_native(result, file=self.name, kernel=kernel)
         return report_of(kernel, result)
-
-
-class Stream:
-    """Kernels in order, as on a CUDA stream, and what each has done to global memory.
-
-    A launch that is programmatic may overlap those before it, so that what it touches before `griddepcontrol.wait` is
-    compared with what they touch (`MissingGridWait`).
-
-    Parameters
-    ----------
-    options
-        Of the launches.
-    unknown_before
-        Something unknown may still run when the first launch comes.
-    """
-
-    def __init__(self, options: Options | None = None, unknown_before: bool = False):
-        self.options = options or Options()
-        self.reports: list[Report] = []
-        self.handle: int = native.library().cake_emu_stream(int(unknown_before))
-        self._finalizer = weakref.finalize(self, native.library().cake_emu_stream_free, self.handle)
-
-    def launch(
-        self,
-        module: Module,
-        kernel: str,
-        grid: int | tuple,
-        block: int | tuple,
-        params: list | tuple = (),
-        *,
-        cluster: int | tuple = (0, 0, 0),
-        smem_bytes: int = 0,
-        allocations: list | tuple = (),
-        programmatic: bool = False,
-    ) -> Report:
-        """Run a kernel after those before it; see `Module.launch`."""
-        report = module.launch(
-            kernel,
-            grid,
-            block,
-            params,
-            cluster=cluster,
-            smem_bytes=smem_bytes,
-            allocations=allocations,
-            options=self.options,
-            stream=self,
-            programmatic=programmatic,
-        )
-        self.reports.append(report)
-        return report
-
-    def restart(self, unknown_before: bool = False) -> None:
-        """Forget the launches so far: all have ended, or with `unknown_before` something else may still run."""
-        native.library().cake_emu_stream_restart(self.handle, int(unknown_before))
-
-    def synchronize(self) -> None:
-        """Wait for everything that was launched: nothing of it overlaps what comes after."""
-        self.restart()

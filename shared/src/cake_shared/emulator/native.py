@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import json
 import platform
 import shutil
 from pathlib import Path
@@ -180,6 +181,8 @@ def library() -> ctypes.CDLL:
     lib.cake_emu_stream_restart.argtypes = [ctypes.c_void_p, ctypes.c_int]
     lib.cake_emu_stream_free.restype = None
     lib.cake_emu_stream_free.argtypes = [ctypes.c_void_p]
+    lib.cake_emu_forms.restype = ctypes.c_void_p
+    lib.cake_emu_forms.argtypes = []
     lib.cake_emu_free.restype = None
     lib.cake_emu_free.argtypes = [ctypes.c_void_p]
     return lib
@@ -190,3 +193,8 @@ def take_text(pointer: ctypes.c_void_p) -> str:
     value = ctypes.cast(pointer, ctypes.c_char_p).value
     library().cake_emu_free(pointer)
     return "" if value is None else value.decode(errors="replace")
+
+
+def forms() -> list[tuple[str, str, str, str]]:
+    """Return the table of instructions: base, modifiers, operands, targets of each form, as cpp/isa_table.cpp says."""
+    return [tuple(form) for form in json.loads(take_text(ctypes.c_void_p(library().cake_emu_forms())))]

@@ -79,9 +79,48 @@ def span_of(array: object) -> tuple[int, int]:
 def region_of(array: object, name: str) -> Region:
     """Return the region of an array, or of one marked as const or uninitialised; a read-only array is const."""
     marked = array if isinstance(array, Marked) else Marked(array)
-    address, size = span_of(marked.array)
+    try:
+        address, size = span_of(marked.array)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
     read_only = isinstance(marked.array, np.ndarray) and not marked.array.flags.writeable
     return Region(address, size, name, marked.const or read_only, marked.written, marked)
+
+
+class _Bytes:
+    """The bytes that a region's array reaches through its strides, for NumPy to compare."""
+
+    def __init__(self, region: Region):
+        array = region.owner.array
+        if isinstance(array, np.ndarray):
+            address, shape, strides = array.ctypes.data, array.shape, array.strides
+            size = array.itemsize
+        else:
+            size = array.element_size()
+            address, shape = array.data_ptr(), tuple(array.shape)
+            strides = tuple(stride * size for stride in array.stride())
+        self.__array_interface__ = {
+            "data": (address, True), "shape": (*shape, size), "strides": (*strides, 1), "typestr": "|u1", "version": 3
+        }  # fmt: skip
+
+
+def refuse_const_aliases(regions: list[Region]) -> None:
+    """Raise where bytes belong to a const region and to one that is not: the kernel may write them, or may not.
+
+    Raises
+    ------
+    ValueError
+        The message names both.
+    """
+    for const in (region for region in regions if region.const):
+        for other in (region for region in regions if not region.const):
+            apart = const.address + const.size <= other.address or other.address + other.size <= const.address
+            owned = isinstance(const.owner, Marked) and isinstance(other.owner, Marked)
+            if apart or (owned and not np.shares_memory(np.asarray(_Bytes(const)), np.asarray(_Bytes(other)))):
+                continue
+            raise ValueError(
+                f"{const.name} is const, and {other.name} in the same memory is not: mark both as const, or neither"
+            )
 
 
 def _address_of(array: object) -> int:
@@ -108,8 +147,11 @@ def _scalar(param: Param, value: object, position: int) -> bytes:
             raise TypeError(f"{what} takes {param.size} bytes, got {type(value).__name__} of {len(data)}")
         return data
     if isinstance(value, (bool, int, float)):
-        if param.type in _FLOATS:
-            return struct.pack(_FLOATS[param.type], value)
+        if param.type in _FLOATS and param.size == struct.calcsize(_FLOATS[param.type]):
+            try:
+                return struct.pack(_FLOATS[param.type], value)
+            except OverflowError:
+                raise TypeError(f"{what} cannot hold {value}") from None
         if isinstance(value, float) and not value.is_integer():
             raise TypeError(f"{what} takes an integer, got {value!r}")
         if param.type in _INTEGERS and _INTEGERS[param.type][0] == param.size:
@@ -118,7 +160,7 @@ def _scalar(param: Param, value: object, position: int) -> bytes:
             if not -(1 << (bits - 1)) <= number < (1 << bits):
                 raise TypeError(f"{what} cannot hold {number}")
             return (number & ((1 << bits) - 1)).to_bytes(param.size, "little")
-        raise TypeError(f"{what} is a struct: pass bytes")
+        raise TypeError(f"{what} takes bytes or a NumPy scalar of its size, got {value!r}")
     raise TypeError(f"{what} takes an array, a number or bytes, got {type(value).__name__}")
 
 
@@ -138,8 +180,8 @@ def pack(params: tuple[Param, ...], values: list | tuple) -> tuple[bytes, list[R
         if _is_array(value):
             if param.size != 8:
                 raise TypeError(f"parameter {position} ({param.name}, .{param.type}) is no pointer, got an array")
-            data = _address_of(value).to_bytes(8, "little")
             regions.append(region_of(value, f"parameter {position} ({param.name})"))
+            data = _address_of(value).to_bytes(8, "little")
         elif value is None and param.size == 8:
             data = bytes(8)
         else:

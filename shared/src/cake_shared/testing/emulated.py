@@ -47,6 +47,8 @@ class EmulatedPackage:
         self.budgets: dict[str, Budget] = {record.program: record.budget for record in records}
         texts = jit.ptx_for(package, architecture)
         units = {text: Module.from_ptx(text, architecture, f"{package}.ptx") for text in set(texts.values())}
+        for unit in units.values():
+            unit.require()  # every kernel of a package is executed, or the package is not
         self.kernels = {kernel: units[text] for kernel, text in texts.items()}
         self.module: tvm_ffi.Module = jit.build_host_for_emulator(package)
         self.regions: dict[str, Region] = {}

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 
+#include "isa.h"
 #include "json.h"
 #include "module.h"
 #include "overlap.h"
@@ -18,19 +19,29 @@ char* copy_out(const std::string& s) {
   return out;
 }
 
-std::string parse_error_json(const ParseError& e) {
+using Files = std::map<u32, std::string>;
+
+std::string source_of(u32 file, u32 line, const Files& files) {
+  auto it = files.find(file);
+  return (it == files.end() ? "?" : it->second) + ":" + std::to_string(line);
+}
+
+void write_parse_error(Json& j, const ParseError& e, const Files& files) {
+  j.begin('{').key("detector").value(e.kind).key("text").value(e.text).key("line").value(e.line);
+  if (e.source_line) j.key("source").value(source_of(e.source_file, e.source_line, files));
+  j.end('}');
+}
+
+std::string parse_error_json(const ParseError& e, const Files& files) {
   Json j;
-  j.begin('{').key("detector").value(e.kind).key("text").value(e.text).key("line").value(e.line).end('}');
+  write_parse_error(j, e, files);
   return j.text();
 }
 
 std::string located_json(const Located& f, const ModuleAst& ast) {
   Json j;
   j.begin('{').key("detector").value(f.detector).key("text").value(f.text).key("line").value(f.line);
-  if (f.loc.line) {
-    auto file = ast.files.find(f.loc.file);
-    j.key("source").value((file == ast.files.end() ? "?" : file->second) + ":" + std::to_string(f.loc.line));
-  }
+  if (f.loc.line) j.key("source").value(source_of(f.loc.file, f.loc.line, ast.files));
   j.key("cta").value(f.cta).key("warp").value(f.warp).key("lane").value(f.lane).key("cta_id").begin('[');
   for (u32 v : f.cta_id) j.value(v);
   j.end(']').end('}');
@@ -54,7 +65,9 @@ std::string describe(const Module& m) {
       j.begin('{').key("name").value(q.name).key("type").value(q.type).key("offset").value(q.offset);
       j.key("bytes").value(q.bytes).key("align").value(q.align).end('}');
     }
-    j.end(']').end('}');
+    j.end(']');
+    if (const ParseError* e = m.broken(name)) write_parse_error(j.key("error"), *e, m.ast().files);
+    j.end('}');
   }
   j.end(']').key("variables").begin('[');
   for (const auto& v : m.ast().variables) {
@@ -166,9 +179,11 @@ void* cake_emu_module(const char* text, const char* target, char** json) {
     *json = copy_out(describe(*m));
     return m;
   } catch (const ParseError& e) {
-    *json = copy_out(parse_error_json(e));
-    return nullptr;
+    *json = copy_out(parse_error_json(e, {}));
+  } catch (const std::exception& e) {  // a fault of the emulator: said as one, instead of ending the process
+    *json = copy_out(parse_error_json({"internal error", 0, e.what()}, {}));
   }
+  return nullptr;
 }
 
 void cake_emu_module_free(void* module) { delete static_cast<Module*>(module); }
@@ -176,6 +191,10 @@ void cake_emu_module_free(void* module) { delete static_cast<Module*>(module); }
 int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, char** json) {
   const Module& m = *static_cast<const Module*>(module);
   auto it = m.programs().find(kernel);
+  if (const ParseError* e = m.broken(kernel)) {
+    *json = copy_out(parse_error_json(*e, m.ast().files));
+    return 1;
+  }
   Stats stats;
   u8* params = nullptr;
   int status = 0;
@@ -186,6 +205,7 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     Launch launch;
     launch.program = &p;
     launch.target = m.target();
+    launch.files = &m.ast().files;
     const CakeEmuLimits& limits = l->limits;
     launch.limits = {limits.threads, limits.shared_bytes, limits.registers_per_sm, limits.registers_per_thread,
                      limits.cluster_ctas, limits.tmem_columns};
@@ -248,6 +268,15 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
   }
   std::free(params);
   return status;
+}
+
+char* cake_emu_forms() {
+  Json j;
+  j.begin('[');
+  for (const Form& form : all_forms()) {
+    j.begin('[').value(form.base).value(modifiers_in_full(form)).value(form.operands).value(form.targets).end(']');
+  }
+  return copy_out(j.end(']').text());
 }
 
 void cake_emu_free(char* json) { std::free(json); }

@@ -41,6 +41,7 @@ struct CakeEmuLaunch {
 CAKE_EMU_API void* cake_emu_module(const char* text, const char* target, char** json);
 CAKE_EMU_API void cake_emu_module_free(void* module);
 CAKE_EMU_API int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* launch, char** json);
+CAKE_EMU_API char* cake_emu_forms();  // the table of instructions
 CAKE_EMU_API void cake_emu_free(char* json);
 // What the launches of a stream have done to global memory. `unknown_before`: something else may still run on it.
 CAKE_EMU_API void* cake_emu_stream(int unknown_before);

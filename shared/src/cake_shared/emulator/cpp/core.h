@@ -51,6 +51,7 @@ struct ParseError {
   const char* kind;  // "PtxSyntaxError" or "UnsupportedInstruction"
   u32 line;
   std::string text;
+  u32 source_file = 0, source_line = 0;  // of the CUDA source, where .loc tells
 };
 
 std::string hex(u64 value);

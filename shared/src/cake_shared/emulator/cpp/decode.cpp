@@ -92,6 +92,7 @@ void Decoder::prepare(const FunctionAst& f) {
     throw ParseError{"UnsupportedInstruction", f.line, "recursive call of " + f.name + ": frames are static here"};
   }
   if (layouts_.count(f.name)) return;
+  if (f.broken) throw ParseError(*f.broken);
   stack_.push_back(&f);
   FunctionLayout& layout = layouts_[f.name];
   for (const auto& r : f.registers) {
@@ -99,7 +100,9 @@ void Decoder::prepare(const FunctionAst& f) {
       layout.registers[r.name] = {new_predicate(), 0};
     } else {
       const u32 width = std::max(4u, type_bytes(r.type));
-      layout.registers[r.name] = {new_slot(width), width};
+      const auto type = parse_type(r.type);
+      if (!type) throw ParseError{"UnsupportedInstruction", f.line, "register " + r.name + " of type ." + r.type};
+      layout.registers[r.name] = {new_slot(width), width, *type};
     }
   }
   auto place_local = [&](const Variable& v) {
@@ -119,7 +122,7 @@ void Decoder::prepare(const FunctionAst& f) {
     for (const auto& o : s.operands) {
       if (o.kind != Operand::Name) continue;
       auto it = functions_.find(o.name);
-      if (it != functions_.end() && it->second->has_body) prepare(*it->second);
+      if (it != functions_.end() && (it->second->has_body || it->second->broken)) prepare(*it->second);
     }
   }
   stack_.pop_back();
@@ -215,6 +218,7 @@ void Decoder::decode(const Statement& s) {
   }
   if (s.parts[0] == ".branchtargets") return;
   ++program_.statements;
+  check_form();
   DecodeFn fn = DecoderTable::instance().find(s.parts[0]);
   if (!fn) unsupported("unknown instruction");
   Modifiers mods(s.parts);

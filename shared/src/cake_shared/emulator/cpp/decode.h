@@ -3,6 +3,7 @@
 #include <initializer_list>
 #include <unordered_map>
 
+#include "isa.h"
 #include "program.h"
 #include "types.h"
 
@@ -72,9 +73,10 @@ class Modifiers {
 
 class Decoder {
  public:
+  // `target` is that of the text: what it does not have is refused.
   Decoder(Program& program, const SymbolTable& symbols,
-          const std::unordered_map<std::string, const FunctionAst*>& functions)
-      : program_(program), symbols_(symbols), functions_(functions) {}
+          const std::unordered_map<std::string, const FunctionAst*>& functions, const std::string& target)
+      : program_(program), symbols_(symbols), functions_(functions), target_(target) {}
   void kernel(const FunctionAst& f);
 
   // For decode functions.
@@ -122,8 +124,10 @@ class Decoder {
  private:
   struct Register {
     u32 slot;
-    u32 width;  // 0: predicate
+    u32 width;               // of the slot; 0: predicate
+    Type type = Type::Pred;  // as declared
   };
+  using Misfit = std::optional<std::string>;
   struct FunctionLayout {
     std::unordered_map<std::string, Register> registers;
     std::unordered_map<std::string, u32> locals;  // offset in thread-local memory
@@ -137,6 +141,16 @@ class Decoder {
   void decode(const Statement& s);
   void place_shared(const Variable& v, std::unordered_map<std::string, u32>& into);
   void emit(Ins ins);
+  // decode_check.cpp
+  void check_form() const;
+  void check_clusters() const;
+  std::string first_misfit(const FormRule& form, const std::vector<Type>& types, bool hint) const;
+  std::string bad_modifier(const std::vector<FormRule>& forms) const;
+  Misfit misfit(const Operand& o, const OperandRule& rule, Type t) const;
+  Misfit misfit_value(const Operand& o, Type t, bool written, bool sink, bool wider) const;
+  Misfit misfit_predicate(const Operand& o, const OperandRule& rule) const;
+  std::string shown_with_type(const Operand& o) const;
+
   void note_touched();
   const Register* find(const Operand& o) const;
   u32 special(const std::string& name, u32 width);
@@ -145,6 +159,7 @@ class Decoder {
   Program& program_;
   const SymbolTable& symbols_;
   const std::unordered_map<std::string, const FunctionAst*>& functions_;
+  const std::string& target_;
   std::unordered_map<std::string, FunctionLayout> layouts_;
   std::vector<const FunctionAst*> order_, stack_;
   std::unordered_map<std::string, u32> kernel_shared_;

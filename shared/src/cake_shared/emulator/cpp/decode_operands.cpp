@@ -7,11 +7,13 @@
 namespace cake::emu {
 
 void Decoder::unsupported(const std::string& why) const {
-  throw ParseError{"UnsupportedInstruction", statement_->line, statement_->opcode + ": " + why};
+  const SourceLoc& at = statement_->loc;
+  throw ParseError{"UnsupportedInstruction", statement_->line, statement_->opcode + ": " + why, at.file, at.line};
 }
 
 void Decoder::syntax(const std::string& why) const {
-  throw ParseError{"PtxSyntaxError", statement_->line, statement_->opcode + ": " + why};
+  const SourceLoc& at = statement_->loc;
+  throw ParseError{"PtxSyntaxError", statement_->line, statement_->opcode + ": " + why, at.file, at.line};
 }
 
 const Operand& Decoder::op(size_t k) const {

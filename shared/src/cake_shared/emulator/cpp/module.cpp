@@ -7,9 +7,14 @@ Module::Module(const std::string& text, const std::string& target) : ast_(parse_
   place_variables();
   for (const auto& f : ast_.functions) functions_[f.name] = &f;
   for (const auto& f : ast_.functions) {
-    if (!f.is_kernel || !f.has_body) continue;
+    if (!f.is_kernel || !(f.has_body || f.broken)) continue;
     auto program = std::make_unique<Program>();
-    Decoder(*program, symbols_, functions_).kernel(f);
+    // What one kernel asks for does not stop the others: its own launches are refused.
+    try {
+      Decoder(*program, symbols_, functions_, ast_.target).kernel(f);
+    } catch (const ParseError& e) {
+      broken_[f.name] = e;
+    }
     programs_[f.name] = std::move(program);
   }
 }
@@ -22,7 +27,7 @@ void Module::check_target() const {
   const bool ok = specific ? own == target_
                   : family ? number(own) / 10 == number(target_) / 10 && number(own) <= number(target_)
                            : number(own) <= number(target_);
-  if (!ok) throw ParseError{"PtxSyntaxError", 1, "the text is for " + own + ", the target is " + target_};
+  if (!ok) throw ParseError{"PtxSyntaxError", ast_.target_line, "the text is for " + own + ", the target is " + target_};
 }
 
 void Module::place_variables() {

@@ -12,6 +12,11 @@ class Module {
  public:
   Module(const std::string& text, const std::string& target);
   const std::map<std::string, std::unique_ptr<Program>>& programs() const { return programs_; }
+  // Why a kernel cannot be executed; null for one that can.
+  const ParseError* broken(const std::string& kernel) const {
+    auto it = broken_.find(kernel);
+    return it == broken_.end() ? nullptr : &it->second;
+  }
   const ModuleAst& ast() const { return ast_; }
   const std::string& target() const { return target_; }
   // Variables of the module as allocations of a launch.
@@ -28,6 +33,7 @@ class Module {
   std::unordered_map<std::string, const FunctionAst*> functions_;
   std::vector<std::vector<u8>> storage_;
   std::map<std::string, std::unique_ptr<Program>> programs_;
+  std::map<std::string, ParseError> broken_;
 };
 
 }  // namespace cake::emu

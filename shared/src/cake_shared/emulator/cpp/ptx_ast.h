@@ -71,10 +71,12 @@ struct FunctionAst {
   u32 required_threads[3] = {0, 0, 0};
   u32 cluster[3] = {0, 0, 0};
   u32 line = 0;
+  std::shared_ptr<ParseError> broken;  // why its body could not be read
 };
 
 struct ModuleAst {
   std::string version, target;
+  u32 target_line = 1;
   std::map<u32, std::string> files;
   std::vector<Variable> variables;  // .global .const .shared at module level
   std::vector<FunctionAst> functions;

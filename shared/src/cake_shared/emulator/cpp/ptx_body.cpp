@@ -139,7 +139,7 @@ Operand Parser::bracketed(const char* close, Operand::Kind kind) {
 
 Operand Parser::operand_primary() {
   if (accept("{")) return bracketed("}", Operand::Vector);
-  if (accept("(")) return bracketed(")", Operand::List);
+  if (in_call_ && accept("(")) return bracketed(")", Operand::List);
   if (accept("[")) {
     Operand o = bracketed("]", Operand::Address);
     if (o.items.empty()) error("empty address");
@@ -147,35 +147,34 @@ Operand Parser::operand_primary() {
     return o;
   }
   Operand o;
-  if (accept("!")) {
-    o.negated = true;
-    o.name = resolve(expect_word());
+  if (starts_constant()) {
+    const bool negative = is("-");
+    const Token& number = peek(negative);
+    const Number n = number.kind == Token::Number ? parse_number(number) : Number{Number::Integer, 0};
+    if (n.kind == Number::Integer) {
+      o.kind = Operand::Integer;
+      o.bits = constant().bits;
+      return o;
+    }
+    for (int k = 0; k < 1 + negative; ++k) take();
+    o.kind = n.kind == Number::Float32 ? Operand::Float32 : Operand::Float64;
+    o.bits = negative ? n.bits ^ (o.kind == Operand::Float32 ? 1ull << 31 : 1ull << 63) : n.bits;
     return o;
   }
-  const bool negative = accept("-");
-  if (peek().kind == Token::Number) {
-    const Number n = parse_number(take());
-    o.bits = n.bits;
-    o.kind = n.kind == Number::Integer   ? Operand::Integer
-             : n.kind == Number::Float32 ? Operand::Float32
-                                         : Operand::Float64;
-    if (negative)
-      o.bits =
-          o.kind == Operand::Integer ? 0 - o.bits : o.bits ^ (o.kind == Operand::Float32 ? 1ull << 31 : 1ull << 63);
-    return o;
-  }
+  o.negated = accept("!");
+  if (is("-") || is("+") || is("~")) error("a register cannot be negated in an operand");
   o.name = resolve(expect_word());
-  if (negative) error("a register cannot be negated in an operand");
   return o;
 }
 
 Operand Parser::operand() {
   Operand o = operand_primary();
-  if (o.kind == Operand::Name || o.kind == Operand::Integer) {
+  if (o.kind == Operand::Name) {
+    constexpr int kProduct = 10;  // precedence of what is added or taken away
     while (is("+") || is("-")) {
       const bool minus = take().text == "-";
-      const i64 value = expect_integer();
-      (o.kind == Operand::Integer ? reinterpret_cast<i64&>(o.bits) : o.offset) += minus ? -value : value;
+      const u64 value = constant_binary(kProduct).bits;
+      o.offset = static_cast<i64>(static_cast<u64>(o.offset) + (minus ? 0 - value : value));
     }
   }
   if (accept("|")) {
@@ -203,13 +202,19 @@ void Parser::instruction(FunctionAst& f) {
     if (dot > from) s.parts.push_back(s.opcode.substr(from, dot - from));
     from = dot + 1;
   }
+  in_call_ = s.parts[0] == "call";
   if (!is(";")) {
     do {
       s.operands.push_back(operand());
     } while (accept(","));
   }
+  in_call_ = false;
   expect(";");
-  if (s.parts[0] == "bra" || s.parts[0] == "brx") {
+  // The last operand of a branch is a label or the label of a table.
+  if ((s.parts[0] == "bra" || s.parts[0] == "brx") && !s.operands.empty()) {
+    if (s.operands.back().kind != Operand::Name) {
+      throw ParseError{"PtxSyntaxError", s.line, s.opcode + " takes a label", s.loc.file, s.loc.line};
+    }
     std::vector<int> chain;
     for (const auto& scope : scopes_) chain.push_back(scope.id);
     branches_.push_back({f.body.size(), s.operands.size() - 1, chain});

@@ -47,7 +47,7 @@ std::vector<Token> tokenize(const std::string& text) {
         ++to;
       emit(Token::Number, at, to);
       at = to;
-    } else if (starts_word(c)) {
+    } else if (starts_word(c) && !(c == '%' && !in_word(next))) {  // a lone % is an operator
       size_t to = at + 1;
       // "::" belongs to modifiers such as shared::cta; a single ':' ends a label.
       while (to < end && (in_word(text[to]) || (text[to] == ':' && to + 1 < end && text[to + 1] == ':'))) {

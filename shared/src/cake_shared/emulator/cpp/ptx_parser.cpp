@@ -44,7 +44,9 @@ i64 Parser::expect_integer() {
   return negative ? -static_cast<i64>(n.bits) : static_cast<i64>(n.bits);
 }
 
-void Parser::error(const std::string& message) const { throw ParseError{"PtxSyntaxError", peek().line, message}; }
+void Parser::error(const std::string& message) const {
+  throw ParseError{"PtxSyntaxError", peek().line, message, loc_.file, loc_.line};
+}
 
 void Parser::skip_block() {
   expect("{");
@@ -69,6 +71,7 @@ ModuleAst Parser::run() {
     if (accept(".version")) {
       module_.version = std::string(take().text);
     } else if (accept(".target")) {
+      module_.target_line = peek().line;
       module_.target = expect_word();
       while (accept(",")) expect_word();
     } else if (accept(".address_size")) {
@@ -144,7 +147,13 @@ Variable Parser::variable(Space space, bool is_extern, bool in_list) {
   v.bytes = static_cast<u64>(element) * vector;
   if (!aligned) v.align = element * vector;
   while (accept("[")) {
-    v.bytes = is("]") ? 0 : v.bytes * static_cast<u64>(expect_integer());
+    if (is("]")) {
+      v.bytes = 0;
+    } else {
+      const i64 count = constant_integer();
+      if (count < 1) error("array " + v.name + " of " + std::to_string(count) + " elements");
+      v.bytes *= static_cast<u64>(count);
+    }
     expect("]");
   }
   if (in_list) return v;
@@ -179,15 +188,21 @@ void Parser::initializer(Variable& v, u32 element_bytes, u64& offset) {
     if (element_bytes != 8) error("an address needs an 8-byte element");
     v.relocations.push_back({offset, name, addend});
   } else {
-    const bool negative = accept("-");
-    if (peek().kind != Token::Number) error("initialiser of " + v.name + " is not a number");
-    const Number n = parse_number(take());
-    if (is("(")) error("masked addresses in initialisers are not executed");
-    bits = n.bits;
-    if (n.kind == Number::Float64 && element_bytes == 4) {
-      bits = std::bit_cast<u32>(static_cast<float>(std::bit_cast<double>(n.bits)));
+    if (!starts_constant()) error("initialiser of " + v.name + " is not a number");
+    const bool negative = is("-");
+    const Token& number = peek(negative);
+    const Number n = number.kind == Token::Number ? parse_number(number) : Number{Number::Integer, 0};
+    if (n.kind == Number::Integer) {
+      bits = constant().bits;
+      if (is("(")) error("masked addresses in initialisers are not executed");
+    } else {
+      for (int k = 0; k < 1 + negative; ++k) take();
+      bits = n.bits;
+      if (n.kind == Number::Float64 && element_bytes == 4) {
+        bits = std::bit_cast<u32>(static_cast<float>(std::bit_cast<double>(n.bits)));
+      }
+      if (negative) bits ^= 1ull << (element_bytes * 8 - 1);
     }
-    if (negative) bits = n.kind == Number::Integer ? 0 - bits : bits ^ (1ull << (element_bytes * 8 - 1));
   }
   v.data.resize(offset + element_bytes);
   std::memcpy(v.data.data() + offset, &bits, std::min<u32>(element_bytes, 8));
@@ -252,7 +267,17 @@ void Parser::function(bool is_kernel) {
   if (!accept(";")) {
     f.has_body = true;
     loc_ = {};
-    body(f);
+    const size_t start = at_;
+    // A body that cannot be read stops the kernels that reach it, not the module.
+    try {
+      body(f);
+    } catch (const ParseError& e) {
+      f.broken = std::make_shared<ParseError>(e);
+      at_ = start;
+      skip_block();
+    }
+    loc_ = {};
+    in_call_ = false;
   }
   // A prototype may come before the definition.
   for (auto& known : module_.functions) {

@@ -34,6 +34,18 @@ class Parser {
   void skip_block();
   void skip_statement();
 
+  // constant expressions (ptx_constant.cpp)
+  struct Constant {
+    u64 bits;
+    bool is_unsigned;
+  };
+  bool is_operator(const char* text) const;
+  bool starts_constant() const;
+  Constant constant_primary();
+  Constant constant_binary(int least);
+  Constant constant();
+  i64 constant_integer();
+
   // declarations
   Variable variable(Space space, bool is_extern, bool in_list);
   void initializer(Variable& v, u32 element_bytes, u64& offset);
@@ -63,6 +75,7 @@ class Parser {
   int next_scope_ = 0;
   int next_unique_ = 0;
   SourceLoc loc_;
+  bool in_call_ = false;  // parentheses hold lists of arguments
   std::vector<BranchUse> branches_;
 };
 

@@ -6,7 +6,7 @@
 
 namespace cake::emu {
 
-std::optional<Type> parse_type(const std::string& name) {
+static const std::unordered_map<std::string, Type>& type_names() {
   static const std::unordered_map<std::string, Type> names = {
       {"u8", Type::U8},         {"u16", Type::U16},   {"u32", Type::U32},     {"u64", Type::U64},
       {"s8", Type::S8},         {"s16", Type::S16},   {"s32", Type::S32},     {"s64", Type::S64},
@@ -14,10 +14,21 @@ std::optional<Type> parse_type(const std::string& name) {
       {"b128", Type::B128},     {"f16", Type::F16},   {"f16x2", Type::F16x2}, {"bf16", Type::BF16},
       {"bf16x2", Type::BF16x2}, {"f32", Type::F32},   {"f64", Type::F64},     {"f32x2", Type::F32x2},
       {"tf32", Type::TF32},     {"e4m3", Type::E4M3}, {"e5m2", Type::E5M2},   {"e4m3x2", Type::E4M3x2},
-      {"e5m2x2", Type::E5M2x2}, {"pred", Type::Pred}};
-  auto it = names.find(name);
-  if (it == names.end()) return std::nullopt;
+      {"e5m2x2", Type::E5M2x2}, {"u16x2", Type::U16x2}, {"s16x2", Type::S16x2}, {"pred", Type::Pred}};
+  return names;
+}
+
+std::optional<Type> parse_type(const std::string& name) {
+  auto it = type_names().find(name);
+  if (it == type_names().end()) return std::nullopt;
   return it->second;
+}
+
+const char* type_name(Type t) {
+  for (const auto& [name, type] : type_names()) {
+    if (type == t) return name.c_str();
+  }
+  return "?";
 }
 
 u32 bytes_of(Type t) {
@@ -41,6 +52,8 @@ u32 bytes_of(Type t) {
     case Type::F32:
     case Type::F16x2:
     case Type::BF16x2:
+    case Type::U16x2:
+    case Type::S16x2:
     case Type::TF32: return 4;
     case Type::U64:
     case Type::S64:

@@ -33,13 +33,17 @@ enum class Type : u8 {
   E5M2,
   E4M3x2,
   E5M2x2,
+  U16x2,
+  S16x2,
   Pred
 };
 
 std::optional<Type> parse_type(const std::string& name);
+const char* type_name(Type t);
 u32 bytes_of(Type t);
 inline bool is_signed(Type t) { return t >= Type::S8 && t <= Type::S64; }
 inline bool is_float(Type t) { return t >= Type::F16 && t <= Type::E5M2x2; }
+inline bool is_integer_pair(Type t) { return t == Type::U16x2 || t == Type::S16x2; }
 inline bool is_integer(Type t) { return t < Type::B8; }
 inline bool is_bits(Type t) { return t >= Type::B8 && t <= Type::B128; }
 

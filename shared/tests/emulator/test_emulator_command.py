@@ -1,8 +1,11 @@
 """The emulator's command line: what it prints, and that wrong arguments end with a sentence."""
 
+import ctypes
+
 import pytest
 
 from cake_shared.emulator.__main__ import main
+from cake_shared.emulator.conformance.__main__ import main as conformance
 
 KERNELS = """.version 8.7
 .target sm_90a
@@ -84,6 +87,23 @@ def test_a_detector_that_fires_gives_status_one(file, capsys):
         (["--kernel", "nothing", "--trace", "1"], "--trace: got CTA 1, takes 0 to 0"),
         (["--kernel", "nothing", "--block", "64", "--trace", "0,2"], "--trace: got warp 2, takes 0 to 1"),
         (["--kernel", "nothing", "--dump-shared", "0,4"], "--dump-shared: takes effect at a stop"),
+        (["--kernel", "store", "--arg", "u32:99999999999999", "--arg", "1"], "--arg 0: 99999999999999 elements of u32"),
+        (
+            ["--kernel", "store", "--arg", "f32:4", "--arg", "1e300"],
+            "parameter 1 (value, .f32, 4 bytes) cannot hold 1e+300",
+        ),
+        (
+            ["--kernel", "store", "--arg", "99999999999999999999", "--arg", "1"],
+            "parameter 0 (out, .u64, 8 bytes) cannot hold",
+        ),
+        (
+            ["--kernel", "store", "--arg", "nan", "--arg", "1"],
+            "parameter 0 (out, .u64, 8 bytes) takes an integer, got nan",
+        ),
+        (["--kernel", "nothing", "--cluster", "0,2"], "cluster takes positive sizes, or zeros alone"),
+        (["--kernel", "nothing", "--seed", "-1"], "seed takes a whole number from 0"),
+        (["--kernel", "nothing", "--stop", "-1"], "stop_line takes a whole number from 1"),
+        (["--kernel", "nothing", "--flag=-DX"], "--flag: goes to nvcc, which a .ptx file does not meet"),
     ],
 )
 def test_wrong_arguments_end_with_a_sentence(file, arguments, message, capsys):
@@ -104,3 +124,117 @@ def test_a_size_that_is_no_number_is_refused_by_name(file, capsys):
     with pytest.raises(SystemExit):
         main(["run", file, "--block", "4x"])
     assert "argument --block: takes whole numbers with commas between, got '4x'" in capsys.readouterr().err
+
+
+BROKEN = (
+    KERNELS
+    + """.visible .entry bad() { .reg .b64 %rd<4>;
+    add.f32x2 %rd1, %rd2, %rd3;
+    ret;
+}
+"""
+)
+
+
+def test_a_kernel_that_cannot_be_run_is_listed_as_such(tmp_path, capsys):
+    path = tmp_path / "kernels.ptx"
+    path.write_text(BROKEN)
+    assert main(["list", str(path)]) == 1
+    shown = capsys.readouterr().out
+    assert "store(.u64[8] out, .f32[4] value): 7 instructions" in shown
+    assert (
+        "bad(): UnsupportedInstruction: add.f32x2: exists on sm_100 and later, the target is sm_90a [kernel bad, "
+        in shown
+    )
+    assert main(["run", str(path), "--kernel", "nothing"]) == 0
+    assert main(["run", str(path), "--kernel", "bad"]) == 1
+    assert "add.f32x2" in capsys.readouterr().err
+
+
+def test_the_target_is_the_texts_own_unless_another_is_asked_for(tmp_path, capsys):
+    path = tmp_path / "kernels.ptx"
+    path.write_text(BROKEN.replace("sm_90a", "sm_100a"))
+    assert main(["list", str(path)]) == 0
+    assert main(["list", str(path), "--target", "sm_90a"]) == 1
+    assert "the text is for sm_100a, the target is sm_90a" in capsys.readouterr().err
+    path.write_text(BROKEN.replace("sm_90a", "sm_90"))
+    assert main(["run", str(path), "--kernel", "nothing", "--target", "sm_103a"]) == 0
+
+
+SHARED = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry fill()
+{
+    .reg .b32 %r<4>; .shared .align 16 .b8 words[128];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, words;
+    mad.lo.u32 %r3, %r1, 4, %r2;
+    st.shared.u32 [%r3], %r1;
+    bar.sync 0;
+    ret;
+}
+"""
+TENSOR = """.version 8.7
+.target sm_100a
+.address_size 64
+.visible .entry fill()
+{
+    .reg .b32 %r<4>; .shared .align 16 .b32 place;
+    mov.u32 %r1, place;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
+    ld.shared.u32 %r2, [%r1];
+    mov.u32 %r3, %tid.x;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};
+    tcgen05.wait::st.sync.aligned;
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;
+    ret;
+}
+"""
+
+
+def test_a_stop_shows_shared_memory_of_a_ptx_file(tmp_path, capsys):
+    path = tmp_path / "shared.ptx"
+    path.write_text(SHARED)
+    assert main(["run", str(path), "--stop", "11", "--dump-shared", "1024,16"]) == 1
+    assert "000400: 00000000 00000001 00000002 00000003" in capsys.readouterr().err
+
+
+def test_a_stop_shows_tensor_memory_of_a_ptx_file(tmp_path, capsys):
+    path = tmp_path / "tensor.ptx"
+    path.write_text(TENSOR)
+    assert main(["run", str(path), "--stop", "13", "--dump-tensor", "0,2"]) == 1
+    shown = capsys.readouterr().err
+    assert "lane   3: 00000003 --------" in shown
+    assert main(["run", str(path)]) == 0
+
+
+CUDA = """extern "C" __global__ void twice(float* x, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i <= n) x[i] *= FACTOR;
+}
+"""
+
+
+def test_a_cu_file_its_ptx_and_its_source_lines(tmp_path, capsys):
+    path = tmp_path / "twice.cu"
+    path.write_text(CUDA)
+    assert main(["ptx", str(path), "--flag=-DFACTOR=2", "--out", str(tmp_path / "twice.ptx")]) == 0
+    assert ".visible .entry twice(" in (tmp_path / "twice.ptx").read_text()
+    for file, flags in ((path, ["--flag=-DFACTOR=2"]), (tmp_path / "twice.ptx", [])):
+        arguments = ["run", str(file), *flags, "--block", "128", "--arg", "f32:100:ones"]
+        assert main([*arguments, "--arg", "99", "--dump", "0,98"]) == 0
+        assert "2 of 100 elements from 98 on: [2. 2.]" in capsys.readouterr().out
+        assert main([*arguments, "--arg", "100"]) == 1
+        assert "twice.cu:3" in capsys.readouterr().err
+    assert main(["ptx", str(tmp_path / "twice.ptx")]) == 2
+    assert "takes a .cu file" in capsys.readouterr().err
+
+
+def test_the_comparison_with_a_gpu_says_when_there_is_no_driver(monkeypatch, capsys):
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert conformance(["--device", "--only", "integer arithmetic"]) == 2
+    assert capsys.readouterr().err.startswith("--device: no CUDA driver on this machine: libcuda.so.1")

@@ -1,9 +1,13 @@
-"""Command line of the emulator, for a person who debugs: `python -m cake_shared.emulator run FILE.ptx|FILE.cu ...`."""
+"""Command line of the emulator, for a person who debugs.
+
+`run FILE.ptx|FILE.cu` runs a kernel, `list` shows the kernels of a file, `ptx FILE.cu` writes the PTX that `run` takes.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,7 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from cake_shared.emulator import EmulatorError, Module, Options
+from cake_shared.emulator.compile import compile_to_ptx
 from cake_shared.errors import BuildError, UnsupportedArchError
+from cake_shared.target import TARGETS
 
 _DTYPES = {
     "f16": "float16", "f32": "float32", "f64": "float64", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -45,6 +51,9 @@ def _array(name: str, spec: str, rng: np.random.Generator) -> np.ndarray:
             f"{name}: takes DTYPE:COUNT[:zeros|ones|arange|normal|FILE], DTYPE of {', '.join(_DTYPES)}; got {spec!r}"
         )
     dtype, count, fill = np.dtype(_DTYPES[parts[0]]), int(parts[1]), parts[2] if len(parts) == 3 else "zeros"
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if count * max(dtype.itemsize, 8) > room:
+        raise ValueError(f"{name}: {count} elements of {parts[0]} do not fit into this machine's {room} bytes")
     values = {
         "zeros": lambda: np.zeros(count),
         "ones": lambda: np.ones(count),
@@ -52,7 +61,10 @@ def _array(name: str, spec: str, rng: np.random.Generator) -> np.ndarray:
         "normal": lambda: rng.standard_normal(count),
     }
     if fill not in values:
-        loaded = np.load(fill).reshape(-1) if fill.endswith(".npy") else np.fromfile(fill, dtype)
+        try:
+            loaded = np.load(fill).reshape(-1) if fill.endswith(".npy") else np.fromfile(fill, dtype)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{name}: {fill} cannot be read: {error}") from None
         if loaded.size != count:
             raise ValueError(f"{name}: {fill} has {loaded.size} elements, {count} are asked for")
         return loaded.astype(dtype)
@@ -73,8 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cake_shared.emulator", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run one kernel and print its counters")
-    run.add_argument("file", type=Path, help="FILE.ptx or FILE.cu")
-    run.add_argument("--target", default="sm_90a", help="architecture, sm_90a by default")
+    _add_file(run, "FILE.ptx or FILE.cu")
     run.add_argument("--kernel", help="name, mangled or not; may be left out when there is only one")
     run.add_argument("--grid", type=_sizes, default=(1,), help="X[,Y[,Z]] CTAs")
     run.add_argument("--block", type=_sizes, default=(32,), help="X[,Y[,Z]] threads")
@@ -87,7 +98,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SPEC",
         help="one a parameter, in order: a number, or DTYPE:COUNT[:zeros|ones|arange|normal|FILE] for a pointer",
     )
-    run.add_argument("--flag", action="append", default=[], help="further flag for nvcc")
     run.add_argument(
         "--order",
         choices=("eager", "lazy", "random"),
@@ -115,18 +125,32 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--dump-shared", type=_pair, metavar="OFFSET,BYTES", help="with --stop: print shared memory there")
     run.add_argument("--dump-tensor", type=_pair, metavar="COLUMN,COUNT", help="with --stop: print tensor memory there")
     run.add_argument("--lines", type=int, default=0, metavar="N", help="print the N PTX lines executed most often")
-    commands.add_parser("list", help="list the kernels of a file").add_argument("file", type=Path)
+    listing = commands.add_parser("list", help="list the kernels of a file, and what keeps one from being run")
+    _add_file(listing, "FILE.ptx or FILE.cu")
+    ptx = commands.add_parser("ptx", help="write the PTX of a .cu file, whose lines --stop and messages name")
+    _add_file(ptx, "FILE.cu")
+    ptx.add_argument("--out", type=Path, help="where to (standard output)")
     return parser
 
 
-def _load(path: Path, target: str, flags: tuple[str, ...]) -> tuple[Module, list[str]]:
-    if path.suffix == ".cu":
-        from cake_shared.emulator.compile import compile_to_ptx
+def _add_file(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("file", type=Path, help=what)
+    parser.add_argument("--target", help="architecture; by default a .ptx file's own, sm_90a for a .cu file")
+    parser.add_argument("--flag", action="append", default=[], help="further flag for nvcc, as --flag=-DNAME")
 
-        text, _ = compile_to_ptx(str(path), target, flags)
-        return Module.from_ptx(text, target, path.with_suffix(".ptx").name), text.splitlines()
+
+def _text(arguments: argparse.Namespace) -> tuple[str, str, str]:
+    """PTX, its name, and the target it runs on."""
+    path = arguments.file
+    if path.suffix == ".cu":
+        target = arguments.target or "sm_90a"
+        return compile_to_ptx(str(path), target, tuple(arguments.flag))[0], path.with_suffix(".ptx").name, target
+    if arguments.flag:
+        raise ValueError(f"--flag: goes to nvcc, which a {path.suffix} file does not meet")
     text = path.read_text()
-    return Module.from_ptx(text, target, path.name), text.splitlines()
+    own = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
+    named = own is not None and own[1] in TARGETS
+    return text, path.name, arguments.target or (own[1] if named else "sm_90a")
 
 
 def _check_wishes(arguments: argparse.Namespace, values: list) -> None:
@@ -145,20 +169,13 @@ def _check_wishes(arguments: argparse.Namespace, values: list) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    module, lines = _load(arguments.file, arguments.target, tuple(arguments.flag))
+    text, name, target = _text(arguments)
+    module, lines = Module.from_ptx(text, target, name), text.splitlines()
     kernel = arguments.kernel
     if kernel is None:
         if len(module.kernels) != 1:
             raise ValueError(f"--kernel: one of {', '.join(module.kernels)}")
         kernel = next(iter(module.kernels))
-    rng = np.random.default_rng(arguments.seed)
-    values = []
-    for position, spec in enumerate(arguments.arg):
-        if ":" in spec:
-            values.append(_array(f"--arg {position}", spec, rng))
-        else:
-            values.append(_number(f"--arg {position}", spec))
-    _check_wishes(arguments, values)
     options = Options(
         order=arguments.order,
         seed=arguments.seed,
@@ -171,6 +188,14 @@ def _run(arguments: argparse.Namespace) -> int:
         dump_shared=arguments.dump_shared,
         dump_tensor=arguments.dump_tensor,
     )
+    rng = np.random.default_rng(arguments.seed)
+    values = []
+    for position, spec in enumerate(arguments.arg):
+        if ":" in spec:
+            values.append(_array(f"--arg {position}", spec, rng))
+        else:
+            values.append(_number(f"--arg {position}", spec))
+    _check_wishes(arguments, values)
     report = module.launch(
         kernel,
         arguments.grid,
@@ -194,17 +219,32 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _list(arguments: argparse.Namespace) -> int:
+    text, name, target = _text(arguments)
+    module = Module.from_ptx(text, target, name)
+    for kernel in module.kernels.values():
+        params = ", ".join(f".{p.type}[{p.size}] {p.name}" for p in kernel.params)
+        facts = f"{kernel.instructions} instructions, {kernel.shared_bytes} bytes shared"
+        print(f"{kernel.name}({params}): {kernel.error or facts}")
+    return int(any(kernel.error for kernel in module.kernels.values()))
+
+
+def _ptx(arguments: argparse.Namespace) -> int:
+    if arguments.file.suffix != ".cu":
+        raise ValueError(f"file: takes a .cu file, got {arguments.file}")
+    text = _text(arguments)[0]
+    if arguments.out is None:
+        print(text, end="")
+    else:
+        arguments.out.write_text(text)
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; 1 when a detector fires or the file cannot be compiled, 2 for arguments that do not fit."""
     arguments = _parser().parse_args(argv)
     try:
-        if arguments.command == "run":
-            return _run(arguments)
-        module, _ = _load(arguments.file, "sm_90a", ())
-        for kernel in module.kernels.values():
-            params = ", ".join(f".{p.type}[{p.size}] {p.name}" for p in kernel.params)
-            print(f"{kernel.name}({params}): {kernel.instructions} instructions, {kernel.shared_bytes} bytes shared")
-        return 0
+        return {"run": _run, "list": _list, "ptx": _ptx}[arguments.command](arguments)
     except (EmulatorError, BuildError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 
+from cake_shared.emulator.conformance.device import DriverError
 from cake_shared.emulator.conformance.model import Program
 from cake_shared.emulator.conformance.programs import PROGRAMS
 from cake_shared.emulator.conformance.runner import Side, environment, judge, run_side
@@ -54,7 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     # Builds the engine once, before processes race for it.
     Module.from_ptx(".version 8.7\n.target sm_90a\n.address_size 64\n.visible .entry k() { ret; }\n", target="sm_90a")
     entries: dict[str, dict] = {}
-    facts = environment(arguments.device, arguments.commit)
+    try:
+        facts = environment(arguments.device, arguments.commit)
+    except DriverError as error:
+        print(f"--device: {error}", file=sys.stderr)
+        return 2
     executor = concurrent.futures.ThreadPoolExecutor
     with executor(arguments.jobs) as pool, executor(DEVICE_JOBS) as device_pool:
         emulated = {p.name: pool.submit(run_side, "emulator", p) for p in wanted}

@@ -40,7 +40,10 @@ class Device:
     """The first GPU of the machine, its primary context current on the calling thread."""
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
+        try:
+            self._cuda = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise DriverError(f"no CUDA driver on this machine: {error}") from None
         self.call("cuInit", 0)
         self._device = ctypes.c_int()
         self.call("cuDeviceGet", ctypes.byref(self._device), 0)

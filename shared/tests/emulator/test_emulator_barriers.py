@@ -12,6 +12,7 @@ from cake_shared.emulator import (
     Module,
     Options,
     PtxSyntaxError,
+    UnwaitedResult,
 )
 
 ORDERS = [("eager", 0), ("lazy", 0), ("random", 1), ("random", 2), ("random", 3)]
@@ -28,7 +29,7 @@ def ptx(body: str) -> Module:
 .reg .b32 t, rank, got, place, data, left;
 .reg .b64 at, state;
 .reg .pred p, leader, first;
-.shared .align 16 .b64 cells[16];
+.shared .align 16 .b64 cells[32];
 mov.u32 t, %tid.x;
 mov.u32 rank, %cluster_ctarank;
 mov.u32 place, cells;
@@ -261,3 +262,22 @@ def test_aligned_barriers_need_whole_warps():
     for barrier in ("bar.sync 0;", "barrier.sync.aligned 0;", ARRIVE):
         with pytest.raises(IllegalInstruction, match="guard is true for lanes 0x1 of 0xffffffff"):
             run("@leader " + barrier, cluster=2)
+
+
+def test_lanes_that_wait_for_their_copies_do_not_speak_for_the_others_of_their_warp():
+    copy = """shl.b32 got, t, 2; add.u32 data, data, got;
+        cp.async.ca.shared.global [data], [at], 4;
+        cp.async.commit_group;
+        setp.lt.u32 first, t, 16;"""
+    read = "ld.shared.u32 got, [data]; @!first cp.async.wait_all;"
+    run(copy + "cp.async.wait_group 0;" + read)
+    run(copy + "@first cp.async.wait_group 0; @first " + read + "@!first cp.async.wait_all;")
+    with pytest.raises(UnwaitedResult) as caught:
+        run(copy + "@first cp.async.wait_group 0;" + read)
+    assert caught.value.lane == 16
+    signal = "cp.async.mbarrier.arrive.noinc.shared.b64 [place];"
+    wait = "AGAIN: mbarrier.try_wait.parity.shared.b64 p, [place], 0; @!p bra AGAIN;"
+    run(INIT.format(count=32) + copy + signal + wait + read)
+    with pytest.raises(UnwaitedResult) as caught:
+        run(INIT.format(count=16) + copy + "@first " + signal + wait + read)
+    assert caught.value.lane == 16

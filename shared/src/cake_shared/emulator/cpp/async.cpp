@@ -79,12 +79,12 @@ void AsyncQueue::maybe_complete(Gang& gang) {
   if (gang.launch->order == Order::Random && !pending_.empty() && (gang.random() & 3) == 0) complete_some(gang);
 }
 
-u32 GroupList::wait(Gang& gang, AsyncQueue& queue, size_t leave) {
+u32 GroupList::wait(Gang& gang, AsyncQueue& queue, size_t leave, int lane) {
   u32 clock = 0;
   while (committed.size() > leave) {
     for (auto& op : committed.front()) {
       queue.complete(gang, op);
-      op->waited = true;
+      op->waited |= 1u << lane;
       clock = std::max(clock, op->clock);
     }
     committed.pop_front();

@@ -18,7 +18,7 @@ struct AsyncOp {
   std::function<void()> run;
   u64 stream = 0;
   bool done = false;
-  bool waited = false;     // a thread has waited for it
+  u32 waited = 0;          // lanes that have waited for it
   Warp* issuer = nullptr;  // for the place of a fault
   int pc = -1;
   u32 clock = 0;  // of the actor that reads shared memory, see Clocks
@@ -51,7 +51,7 @@ struct GroupList {
     committed.push_back(std::move(open));
     open.clear();
   }
-  u32 wait(Gang& gang, AsyncQueue& queue, size_t leave);  // the newest clock of what is done now
+  u32 wait(Gang& gang, AsyncQueue& queue, size_t leave, int lane);  // the newest clock of what is done now
   const AsyncOp* unwaited() const;                        // one that no wait has covered, or null
 };
 

@@ -61,7 +61,7 @@ void h_wait(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     GroupList& list = w.copies.lane(l);
     if (i.imm < 0) list.commit();
-    list.wait(*w.gang, w.gang->async, i.imm < 0 ? 0 : static_cast<size_t>(i.imm));
+    list.wait(*w.gang, w.gang->async, i.imm < 0 ? 0 : static_cast<size_t>(i.imm), l);
   });
   if (w.cta->shadow) w.cta->shadow->copy_waited(w);
 }
@@ -77,9 +77,9 @@ void h_mbarrier_arrive(Warp& w, const Ins& i) {
     Gang* gang = w.gang;
     Warp* warp = &w;
     if (!i.flags) mbarrier_expect_arrival(*gang, address);
-    auto op = gang->async.issue(*gang, [gang, warp, address, before = std::move(before)] {
+    auto op = gang->async.issue(*gang, [gang, warp, address, l, before = std::move(before)] {
       for (const auto& b : before) gang->async.complete(*gang, b);
-      if (warp->cta->shadow) warp->cta->shadow->copy_signal(*warp, address & (kSharedWindow - 1));
+      if (warp->cta->shadow) warp->cta->shadow->copy_signal(*warp, l, before, address & (kSharedWindow - 1));
       mbarrier_arrive(*gang, address, 1, !before.empty());
     });
     // The thread itself need not wait for what the mbarrier tells others.
@@ -94,7 +94,7 @@ void h_bulk_commit(Warp& w, const Ins&) {
 void h_bulk_wait(Warp& w, const Ins& i) {
   u32 clock = 0;
   each_lane(w.mask, [&](int l) {
-    clock = std::max(clock, w.bulk.lane(l).wait(*w.gang, w.gang->async, static_cast<size_t>(i.imm)));
+    clock = std::max(clock, w.bulk.lane(l).wait(*w.gang, w.gang->async, static_cast<size_t>(i.imm), l));
   });
   if (!w.cta->shadow) return;
   const u32 me = w.cta->shadow->id(w);

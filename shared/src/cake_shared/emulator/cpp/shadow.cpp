@@ -211,7 +211,7 @@ void SharedShadow::copy_begin(Warp& w, u32 offset, u32 bytes, int lane) {
     c.flags = static_cast<u8>((c.flags & kWritten) | kUnderWay);
     write_pcs_[cell] = w.pc;
   }
-  issuing_.emplace_back(offset, bytes);
+  issuing_.push_back({offset, bytes, lane});
 }
 
 void SharedShadow::copy_issued(Warp& w, const std::shared_ptr<AsyncOp>& op) {
@@ -219,30 +219,32 @@ void SharedShadow::copy_issued(Warp& w, const std::shared_ptr<AsyncOp>& op) {
   issuing_.clear();
 }
 
-// From here on the copies count as writes of the warp that waited.
-void SharedShadow::settle(Warp& w, const std::vector<std::pair<u32, u32>>& ranges) {
+// From here on what the copies wrote for these lanes counts as written by their warp.
+void SharedShadow::settle(Warp& w, Copies& copies, u32 lanes) {
   const u32 me = id(w), now = clocks_->now(me);
-  for (const auto& [offset, bytes] : ranges) {
-    for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
+  for (const Range& r : copies.ranges) {
+    if (!(lanes >> r.lane & 1)) continue;
+    for (u32 cell = r.offset / granule_; cell <= (r.offset + r.bytes - 1) / granule_; ++cell) {
       cells_[cell] = Cell{now, static_cast<u16>(me), kWritten, 0};
     }
   }
+  std::erase_if(copies.ranges, [&](const Range& r) { return lanes >> r.lane & 1; });
 }
 
 void SharedShadow::copy_waited(Warp& w) {
   auto& list = copies_[id(w)];
   for (auto& c : list) {
-    if (c.op->waited) settle(w, c.ranges);
+    if (c.op->waited) settle(w, c, c.op->waited);
   }
-  list.erase(std::remove_if(list.begin(), list.end(), [](const Copies& c) { return c.op->waited; }), list.end());
+  std::erase_if(list, [](const Copies& c) { return c.ranges.empty(); });
 }
 
-void SharedShadow::copy_signal(Warp& w, u32 barrier) {
+void SharedShadow::copy_signal(Warp& w, int lane, const std::vector<std::shared_ptr<AsyncOp>>& copies, u32 barrier) {
   auto& list = copies_[id(w)];
   for (auto& c : list) {
-    if (c.op->done) settle(w, c.ranges);
+    if (std::find(copies.begin(), copies.end(), c.op) != copies.end()) settle(w, c, 1u << lane);
   }
-  list.erase(std::remove_if(list.begin(), list.end(), [](const Copies& c) { return c.op->done; }), list.end());
+  std::erase_if(list, [](const Copies& c) { return c.ranges.empty(); });
   mbarrier_arrive(w, kFull, barrier);
 }
 

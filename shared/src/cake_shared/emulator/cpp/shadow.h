@@ -45,7 +45,8 @@ class SharedShadow {
   void copy_begin(Warp& w, u32 offset, u32 bytes, int lane);
   void copy_issued(Warp& w, const std::shared_ptr<AsyncOp>& op);
   void copy_waited(Warp& w);
-  void copy_signal(Warp& w, u32 barrier);  // cp.async.mbarrier.arrive: the mbarrier waits for the thread's copies
+  // cp.async.mbarrier.arrive: the mbarrier waits for these copies of a thread.
+  void copy_signal(Warp& w, int lane, const std::vector<std::shared_ptr<AsyncOp>>& copies, u32 barrier);
 
   // What orders the accesses of different warps.
   void barrier_arrive(Warp& w, u32 id);
@@ -85,9 +86,13 @@ class SharedShadow {
     // By warp: what its last release here told, and what its strong reads here were handed.
     std::unordered_map<u32, Knowledge> released, read;
   };
+  struct Range {
+    u32 offset, bytes;
+    int lane;
+  };
   struct Copies {
     std::shared_ptr<AsyncOp> op;
-    std::vector<std::pair<u32, u32>> ranges;  // offset, bytes
+    std::vector<Range> ranges;
   };
 
   // An unordered write over another warp's write is forgiven when it leaves the bytes as they were: many kernels have
@@ -116,7 +121,7 @@ class SharedShadow {
   std::string place(u32 cell) const;
   std::string at(int pc) const;  // " at line 12 (source.cu:34)"
   std::string name(u32 actor) const;
-  void settle(Warp& w, const std::vector<std::pair<u32, u32>>& ranges);
+  void settle(Warp& w, Copies& copies, u32 lanes);
 
   Cta* cta_ = nullptr;
   Gang* gang_;
@@ -132,7 +137,7 @@ class SharedShadow {
   std::unordered_map<u32, Mbarrier> mbarriers_;
   Knowledge named_[16];
   std::vector<Suspect> suspects_;
-  std::vector<std::pair<u32, u32>> issuing_;             // ranges of the cp.async being issued
+  std::vector<Range> issuing_;                           // of the cp.async being issued
   std::unordered_map<u32, std::vector<Copies>> copies_;  // by warp
 };
 

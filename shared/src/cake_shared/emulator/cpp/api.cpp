@@ -206,6 +206,7 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     launch.program = &p;
     launch.target = m.target();
     launch.files = &m.ast().files;
+    launch.files = &m.ast().files;
     const CakeEmuLimits& limits = l->limits;
     launch.limits = {limits.threads, limits.shared_bytes, limits.registers_per_sm, limits.registers_per_thread,
                      limits.cluster_ctas, limits.tmem_columns};

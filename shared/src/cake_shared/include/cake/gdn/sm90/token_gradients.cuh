@@ -2,13 +2,12 @@
 //
 //   dP   = scale (dO V'^T) Gamma                       M = -strict_lower(dV V'^T) Gamma
 //   dQ  += scale gamma (dO S0^T) + dP K                dK += -gamma (dV S0^T) + e (V' dS1^T) + (M + M^T) K + dP^T Q
-//   dbeta_i = dV_i . V'_i / beta_i^2
+//   dbeta_i = (dV_i . V_i - gamma_i k_i . (dV S0^T)_i + sum_j M_ij (K K^T)_ij) / beta_i
 //   E = M (K K^T) + dP (Q K^T), below the diagonal
 //   dg_t = sum_{i >= t > j} E_ij + sum_{i >= t} in_i + sum_{j < t} end_j + gamma_C <dS1, S0>
 //
-// dV is beta dR, and V'_i = beta_i (X_i - sum_j Gamma_ij (k_i . k_j) V'_j), so dbeta_i = dR_i . V'_i / beta_i. Where beta is too small
-// for that, the row of dV holds dR, dbeta_i = dR_i . V_i - gamma_i k_i . (dR S0^T)_i + sum_j N_ij (K K^T)_ij with
-// N = -strict_lower(dR V'^T) Gamma, M = beta N, and the warp that finishes the head puts dv there.
+// dV is beta dR. Where beta is too small to divide by, the row of dV holds dR: there M = beta N, N = -strict_lower(dR V'^T) Gamma, the sums
+// for dbeta are of dR and N and not divided, and the warp that finishes the head puts dv into the row.
 //
 // Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers; half 0 makes
 // dP, half 1 makes M. A third warpgroup: warp 8 fetches tiles by bulk copy, warp 9 copies rows of K, Q, dO and dv, both into one ring of
@@ -90,21 +89,11 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(z);
       uint32_t terms[8][2];
-      const Rows beta = of_rows(scalars[kBeta], at.row);
-      const Rows from_row = {is_deferred(beta.x) ? beta.x : 1.f, is_deferred(beta.y) ? beta.y : 1.f};
-      const Rows by = at.half ? Rows{-from_row.x, -from_row.y} : Rows{p.scale, p.scale};
-      const Rows diagonal =
-          make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars[kLog2Decay], by, at, offsets);
-      if (at.half && has_diagonal(at)) {
-        sums.value_writes[at.row] = diagonal.x;
-        sums.value_writes[at.row + 8] = diagonal.y;
-      }
-      if (at.half && __any_sync(~0u, is_deferred(beta.x) || is_deferred(beta.y))) {
-        const Rows sum = sum_matrix(z, products, scalars[kLog2Decay], at);
-        if (at.c == 0) {
-          sums.beta_matrix[at.row] = sum.x;
-          sums.beta_matrix[at.row + 8] = sum.y;
-        }
+      const Rows matrix = make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars[kLog2Decay], p.scale,
+                                        at.half ? from_rows(scalars[kBeta], at.row) : Rows{1.f, 1.f}, at, offsets);
+      if (at.half && at.c == 0) {
+        sums.beta_matrix[at.row] = matrix.x;
+        sums.beta_matrix[at.row + 8] = matrix.y;
       }
       ptx::fence_async_shared();
       ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);
@@ -131,8 +120,11 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       add_square_times_rows<false>(grad_q, attention_grad, k_columns);
       ptx::wgmma_commit();
 
+      Values values;
+      load_values(values, p.v, place_of(place.x, p.heads.tokens_per_row), place.y, place.z * p.heads.group + member, at);
       const float states = state_dot(exit, entry, at, offsets);
       if (at.lane == 0) sums.state_dot[at.warp] = states;
+      dot_values(sums.beta_value[at.half], smem.slot[tiles.slot(kGradV)] + at.half * kBlockBytes, values, at);
 
       ptx::wgmma_wait<2>();
       ptx::wgmma_keep(z);
@@ -140,6 +132,7 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       release(kGradV);
       release(kEntryState);
       release(kEntryState + 1);
+      const Rows from_row = from_rows(scalars[kBeta], at.row);
       const Rows by_key = {-__fmul_rn(from_row.x, gamma.x), -__fmul_rn(from_row.y, gamma.y)};
       const Rows key = add_scaled(grad_k, z, by_key, k_block, at);
       ptx::wgmma_wait<1>();
@@ -187,7 +180,8 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       through_normalisation(grad_q, q_block, smem.normal_dots[0], p.q_reciprocal, first_row, p.heads.key_heads, tokens, at);
       through_normalisation(grad_k, k_block, smem.normal_dots[1], p.k_reciprocal, first_row, p.heads.key_heads, tokens, at);
     }
-    ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);  // all four warps are past this half's columns of K and Q, which carry dK and dQ out
+    // All four warps are past this half's columns of K and Q, which carry dK and dQ out.
+    ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);
     store_gradient(grad_q, q_block, p.grad_q, first, tokens, key_head, at, offsets);
     store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
     __syncwarp();

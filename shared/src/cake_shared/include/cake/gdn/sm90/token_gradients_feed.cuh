@@ -50,6 +50,15 @@ __device__ __forceinline__ void publish_rows(uint64_t* full, int lane) {
   if (lane == 0) ptx::mbarrier_arrive(full);
 }
 
+// Brings a head's rows of V into L2, where the consumers will look for them.
+__device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPlace first, int tokens, int head, int lane) {
+#pragma unroll 1
+  for (int i = lane; i < 2 * tokens; i += 32) {
+    const char* line = row_pointer(values, {first.row, first.token + (i >> 1)}, head) + 128 * (i & 1);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  }
+}
+
 // Rows of K, Q, dO and dv, by one warp: any strides, and zeros past a chunk's last token.
 __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, int lane) {
   const uint32_t chunks = used_chunks(p.tables);
@@ -79,32 +88,26 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
       };
       copy(kGradO, p.grad_o);
       copy(kGradV, p.grad_v);
+      prefetch_values(p.v, at, item.tokens, item.key_head * p.heads.group + member, lane);
       publish_rows<1>(&smem.slot_full[tiles.slot(kGradO)], lane);
       publish_rows<0>(&smem.slot_full[tiles.slot(kGradV)], lane);
     }
   }
 }
 
-// dR . V of a deferred row, by one thread, which then puts dv in its place.
-__device__ __forceinline__ float finish_deferred_row(const TokenGradientsParams& p, TokenPlace token, int head, float beta) {
+// Turns dR into dv in a deferred row, by one thread.
+__device__ __forceinline__ void finish_deferred_row(const TokenGradientsParams& p, TokenPlace token, int head, float beta) {
   uint4* const grad = reinterpret_cast<uint4*>(row_pointer(p.grad_v, token, head));
-  const uint4* const values = reinterpret_cast<const uint4*>(row_pointer(p.v, token, head));
-  float dot = 0.f;
 #pragma unroll 1
   for (int unit = 0; unit < 16; ++unit) {
     uint4 x = grad[unit];
-    const uint4 v = values[unit];
     uint32_t* const words[] = {&x.x, &x.y, &x.z, &x.w};
-    const uint32_t other[] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float low = ptx::low_bf16(*words[i]), high = ptx::high_bf16(*words[i]);
-      dot = fmaf(high, ptx::high_bf16(other[i]), fmaf(low, ptx::low_bf16(other[i]), dot));
-      *words[i] = ptx::pack_bf16(__fmul_rn(beta, low), __fmul_rn(beta, high));
+      *words[i] = ptx::pack_bf16(__fmul_rn(beta, ptx::low_bf16(*words[i])), __fmul_rn(beta, ptx::high_bf16(*words[i])));
     }
     grad[unit] = x;
   }
-  return dot;
 }
 
 // The sums over tokens and the stores of one value head, by one warp; a lane has tokens 2 lane and 2 lane + 1.
@@ -159,12 +162,13 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
     }
     store_scalar(p.grad_gate, token, head, grad_gate);
     const float beta = scalars[kBeta][row];
-    float grad_beta;
+    float grad_beta = __fsub_rn(__fadd_rn(sums.beta_value[0][row], sums.beta_value[1][row]),
+                                __fadd_rn(sums.key_residual[0][row], sums.key_residual[1][row]));
+    grad_beta = __fadd_rn(grad_beta, sums.beta_matrix[row]);
     if (is_deferred(beta)) {
-      grad_beta = __fsub_rn(finish_deferred_row(p, token, head, beta), __fadd_rn(sums.key_residual[0][row], sums.key_residual[1][row]));
-      grad_beta = __fadd_rn(grad_beta, sums.beta_matrix[row]);
+      finish_deferred_row(p, token, head, beta);
     } else {
-      grad_beta = __fdiv_rn(__fdiv_rn(sums.value_writes[row], beta), beta);
+      grad_beta = __fdiv_rn(grad_beta, beta);
     }
     if (p.beta_top != 0.f) {
       grad_beta = __fmul_rn(grad_beta, __fmul_rn(beta, __fsub_rn(1.f, __fdiv_rn(beta, p.beta_top))));

@@ -22,6 +22,12 @@ struct Rows {
 };
 __device__ __forceinline__ Rows of_rows(const float (&per_token)[kChunk], int row) { return {per_token[row], per_token[row + 8]}; }
 
+// What makes dV of the rows that the tile of dV holds: beta where they are dR.
+__device__ __forceinline__ Rows from_rows(const float (&beta)[kChunk], int row) {
+  const Rows b = of_rows(beta, row);
+  return {is_deferred(b.x) ? b.x : 1.f, is_deferred(b.y) ? b.y : 1.f};
+}
+
 // The thread's words of rows `row` and row + 8 in columns 8 j + 2 c, + 1 of a block of 64 columns.
 __device__ __forceinline__ uint32_t word_of(const char* block, const Place& at, int j, int i) {
   return *reinterpret_cast<const uint32_t*>(block + tile::unit_offset<kChunk>(at.row + 8 * i, j) + 4 * at.c);
@@ -29,63 +35,43 @@ __device__ __forceinline__ uint32_t word_of(const char* block, const Place& at, 
 
 using Products = uint32_t[16];  // a fragment rounded to BF16: what a CTA keeps through the heads of a group
 
-__device__ __forceinline__ bool has_diagonal(const Place& at) { return at.lane >> 3 == at.c; }
-
 // Turns dO V'^T (half 0) into dP, or dV V'^T (half 1) into M, in a tile of shared memory, and leaves the summands of E as right
-// operands: element (i, j) of E in terms[j / 8][i / 8]. `by` multiplies the thread's rows. Returns the diagonal of z, which the threads
-// of `has_diagonal` hold.
+// operands: element (i, j) of E in terms[j / 8][i / 8]. `by` is what M has beyond -z Gamma in the thread's rows. Returns, of half 1, the
+// sums of -z Gamma (K K^T) over its rows.
 __device__ __forceinline__ Rows make_matrices(const Fragment& z, const Products& products, uint32_t matrix_tile,
-                                              uint32_t (&terms)[8][2], const float (&log2_decay)[kChunk], Rows by, const Place& at,
-                                              const LaneOffsets& offsets) {
+                                              uint32_t (&terms)[8][2], const float (&log2_decay)[kChunk], float scale, Rows by,
+                                              const Place& at, const LaneOffsets& offsets) {
   const Rows b = of_rows(log2_decay, at.row);
-  Rows diagonal = {0.f, 0.f};
+  const float sign = at.half ? -1.f : scale;
+  float sum[2] = {0.f, 0.f};
   const int below = at.row - 2 * at.c, kept = below - at.half;  // how far the thread's first element is below the diagonal
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    uint32_t packed[4] = {};
-    if (s <= at.block) {
-      if (s == at.block) diagonal = at.lane & 4 ? Rows{z[8 * s + 1], z[8 * s + 7]} : Rows{z[8 * s], z[8 * s + 6]};
+    uint32_t packed[4];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const int j = 2 * s + n, column = 8 * j + 2 * at.c;
-        const float2 b_column = *reinterpret_cast<const float2*>(&log2_decay[column]);
-        float x[4], e[4];
+    for (int n = 0; n < 2; ++n) {
+      const int j = 2 * s + n, column = 8 * j + 2 * at.c;
+      const float2 b_column = *reinterpret_cast<const float2*>(&log2_decay[column]);
+      float x[4], e[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int right = 8 * j + (i & 1) - 8 * (i >> 1);
-          const float decay = ptx::exp2_approx(__fsub_rn(i >> 1 ? b.y : b.x, i & 1 ? b_column.y : b_column.x));
-          // Above the diagonal the decay may be infinite: select, never multiply by zero.
-          x[i] = kept >= right ? __fmul_rn(__fmul_rn(i >> 1 ? by.y : by.x, decay), z[4 * j + i]) : 0.f;
-          const uint32_t pair = products[2 * j + (i >> 1)];
-          e[i] = below > right ? __fmul_rn(x[i], i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair)) : 0.f;
-        }
-        packed[2 * n] = ptx::pack_bf16(x[0], x[1]);
-        packed[2 * n + 1] = ptx::pack_bf16(x[2], x[3]);
-        terms[j][0] = ptx::pack_bf16(e[0], e[1]);
-        terms[j][1] = ptx::pack_bf16(e[2], e[3]);
+      for (int i = 0; i < 4; ++i) {
+        const int right = 8 * j + (i & 1) - 8 * (i >> 1);
+        const float decay = ptx::exp2_approx(__fsub_rn(i >> 1 ? b.y : b.x, i & 1 ? b_column.y : b_column.x));
+        // Above the diagonal the decay may be infinite: select, never multiply by zero.
+        x[i] = kept >= right ? __fmul_rn(__fmul_rn(sign, decay), z[4 * j + i]) : 0.f;
+        const uint32_t pair = products[2 * j + (i >> 1)];
+        const float product = i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair);
+        sum[i >> 1] = fmaf(x[i], product, sum[i >> 1]);
+        x[i] = __fmul_rn(i >> 1 ? by.y : by.x, x[i]);
+        e[i] = below > right ? __fmul_rn(x[i], product) : 0.f;
       }
+      packed[2 * n] = ptx::pack_bf16(x[0], x[1]);
+      packed[2 * n + 1] = ptx::pack_bf16(x[2], x[3]);
+      terms[j][0] = ptx::pack_bf16(e[0], e[1]);
+      terms[j][1] = ptx::pack_bf16(e[2], e[3]);
     }
     ptx::stmatrix_x4(tile::fragment_address<kChunk>(matrix_tile, offsets.row_major, 16 * at.block, 2 * s), packed[0], packed[1],
                      packed[2], packed[3]);
-  }
-  return diagonal;
-}
-
-// sum_j N_ij (K K^T)_ij of the thread's rows, from dR V'^T: of half 1, for deferred rows.
-__device__ __forceinline__ Rows sum_matrix(const Fragment& z, const Products& products, const float (&log2_decay)[kChunk],
-                                           const Place& at) {
-  const Rows b = of_rows(log2_decay, at.row);
-  float sum[2] = {0.f, 0.f};
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int column = 8 * j + 2 * at.c + (i & 1);
-      const uint32_t pair = products[2 * j + (i >> 1)];
-      const float x = __fmul_rn(ptx::exp2_approx(__fsub_rn(i >> 1 ? b.y : b.x, log2_decay[column])), z[4 * j + i]);
-      const float product = i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair);
-      if (column < at.row + 8 * (i >> 1)) sum[i >> 1] = fmaf(-x, product, sum[i >> 1]);
-    }
   }
   return {quad_sum(sum[0]), quad_sum(sum[1])};
 }
@@ -136,6 +122,42 @@ __device__ __forceinline__ Rows add_scaled(Fragment& gradient, const Fragment& z
     }
   }
   return {quad_sum(dot[0]), quad_sum(dot[1])};
+}
+
+// The thread's share of V: 16 bytes of each of its rows from every 32 columns of its half. Zeros past the last token.
+using Values = uint4[2][2];
+__device__ __forceinline__ void load_values(Values& v, const TokenRows& values, TokenPlace first, int tokens, int head, const Place& at) {
+  const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 128 * at.half + 16 * at.c;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool valid = at.row + 8 * i < tokens;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      v[i][s] = make_uint4(0, 0, 0, 0);
+      if (valid) v[i][s] = *reinterpret_cast<const uint4*>(source + i * 16 * values.token_stride + 64 * s);
+    }
+  }
+}
+
+// sums[row] = dV . V over the half's columns: diagonals of dV V^T, whose contraction takes columns in the order of `load_values`.
+__device__ __forceinline__ void dot_values(float (&sums)[kChunk], const char* grad_block, const Values& v, const Place& at) {
+  float dot[2][4] = {};
+#pragma unroll
+  for (int s = 0; s < 2; ++s) {
+    const char* source = grad_block + tile::unit_offset<kChunk>(at.row, 4 * s + at.c);
+    const uint4 x = *reinterpret_cast<const uint4*>(source), y = *reinterpret_cast<const uint4*>(source + 1024);
+    const uint32_t low[4] = {x.x, y.x, x.y, y.y}, high[4] = {x.z, y.z, x.w, y.w};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      ptx::mma_bf16(dot[i], low, v[i][s].x, v[i][s].y);
+      ptx::mma_bf16(dot[i], high, v[i][s].z, v[i][s].w);
+    }
+  }
+  const int g = at.lane >> 2;
+  if (g >> 1 == at.c) {
+    sums[at.row] = g & 1 ? dot[0][1] : dot[0][0];
+    sums[at.row + 8] = g & 1 ? dot[1][3] : dot[1][2];
+  }
 }
 
 // The warp's share of <dS1, S0>: 16 rows of both tiles, as the diagonals of products of their 16 x 16 blocks.

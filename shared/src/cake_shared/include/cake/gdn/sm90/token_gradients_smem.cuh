@@ -68,9 +68,9 @@ struct Sums {
   float crossing[kConsumerWarps][kChunk];  // of a warp's rows, for the gates up to them
   float entering[2][kChunk];
   float leaving[2][kChunk];
-  float value_writes[kChunk];     // dV . V'
-  float key_residual[2][kChunk];  // gamma k . (dR S0^T), of deferred rows
-  float beta_matrix[kChunk];      // likewise
+  float key_residual[2][kChunk];  // gamma k . (dV S0^T)
+  float beta_matrix[kChunk];      // sum_j -(dV V'^T)_ij Gamma_ij (K K^T)_ij
+  float beta_value[2][kChunk];    // dV . V
   float state_dot[kConsumerWarps];
 };
 

@@ -51,6 +51,17 @@ def test_a_last_round_that_half_units_fill_is_halved():
     assert (plan.stage, plan.cut.whole_units, plan.cut.halved) == ("wide_out", 19 * 66, True)
 
 
+def test_short_contractions_of_many_tiles_take_turns():
+    def stage(m, n, k, a_major="k", b_major="n"):
+        return plan_gemm_cuda(problem(m, n, k, a_major, b_major)).stage
+
+    assert stage(16384, 4096, 512) == stage(16231, 5120, 512) == stage(16384, 5120, 1024) == "turns_out"
+    # Bound by the bytes of the result, by products alone, or of few tiles.
+    assert "turns_out" not in (stage(16384, 4096, 64), stage(16384, 4096, 4096), stage(1024, 1024, 512))
+    # A weight gradient's cut, and so its bits, would depend on the tile.
+    assert stage(4096, 4096, 512, "m") != "turns_out"
+
+
 def test_transposed_results_are_cut_by_the_layout_of_the_operands():
     straight = plan_gemm_cuda(problem(48, 4096, 16384))
     turned = plan_gemm_cuda(problem(4096, 48, 16384, out_major="m"))

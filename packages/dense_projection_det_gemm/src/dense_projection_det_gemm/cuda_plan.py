@@ -45,10 +45,11 @@ class Tile:
     halves: bool = False
 
 
-PORTABLE = Tile(6, 128, 128, 264, 900.0, 1000.0)
+PORTABLE = Tile(7, 128, 128, 264, 900.0, 1000.0)
 NATIVE = {
     "wide_out": Tile(0, 256, 256, 66, 660.0, 1200.0, True),
     "broad_out": Tile(5, 256, 192, 66, 510.0, 1000.0),
+    "turns_out": Tile(6, 256, 128, 66, 350.0, 150.0),
     "middle_out": Tile(1, 256, 128, 66, 340.0, 700.0),
     "narrow_out": Tile(2, 256, 64, 66, 330.0, 500.0),
     "slim_out": Tile(4, 64, 256, 66, 500.0, 500.0),
@@ -56,6 +57,8 @@ NATIVE = {
 
 MIN_PIECE_BLOCKS = 8
 MAX_PIECES = 32
+# Below, the bytes of results bound a product and turns gain nothing; and a turn needs one before and one after it.
+TURNS_MIN_BLOCKS, TURNS_MIN_ROUNDS = 8, 3
 GROUP_ROWS = 8  # units along m that are visited before the columns advance
 SUM_NS = 3000.0  # a launch, and filling and draining the device once more
 PARTIAL_BYTES_PER_NS = 3500.0
@@ -166,6 +169,9 @@ def best_stage(batch: int, m: int, n: int, blocks: int, may_cut_k: bool) -> str:
     def ns(stage: str) -> float:
         tile = NATIVE[stage]
         units = units_of(tile, batch, m, n)
+        turns = blocks >= TURNS_MIN_BLOCKS and units >= TURNS_MIN_ROUNDS * tile.at_once
+        if stage == "turns_out" and (may_cut_k or not turns):
+            return math.inf
         return cost_ns(tile, units, blocks, best_cut(tile, units, blocks, may_cut_k))
 
     return min(NATIVE, key=ns)

@@ -69,6 +69,7 @@ CAKE_DECLARE_KERNEL(gemm_middle_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_narrow_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_slim_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_broad_sm90, NativeParams)
+CAKE_DECLARE_KERNEL(gemm_turns_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_out_any, PortableParams)
 CAKE_DECLARE_KERNEL(gemm_sum_any, SumParams)
 

@@ -23,6 +23,7 @@ enum class TileKind : int32_t {
   kFlat = 3,    // 64 x 256
   kSlim = 4,    // 64 x 128
   kBroad = 5,   // 128 x 192
+  kTurns = 6,   // 128 x 128, of one consumer
 };
 
 struct TileShape {
@@ -38,6 +39,7 @@ CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
     case TileKind::kMiddle: return {128, 128, 6, 2, true};
     case TileKind::kNarrow: return {128, 64, 8, 2, true};
     case TileKind::kFlat: return {64, 256, 4, 2, false};
+    case TileKind::kTurns: return {128, 128, 6, 2, true};
     case TileKind::kSlim: return {64, 128, 8, 2, false};
     default: return {128, 192, 4, 4, true};
   }

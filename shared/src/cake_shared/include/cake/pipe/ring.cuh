@@ -21,6 +21,13 @@ struct RingPlace {
       phase ^= 1;
     }
   }
+
+  // `count` times, for stages that somebody else consumes.
+  __device__ __forceinline__ void advance_by(int count) {
+    const int rounds = (stage + count) / kStages;
+    stage += count - rounds * kStages;
+    phase ^= rounds & 1;
+  }
 };
 
 // Lives in shared memory.

@@ -72,6 +72,7 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
     case TileKind::kNarrow: return CAKE_KERNEL_REF(gemm_narrow_sm90);
     case TileKind::kSlim: return CAKE_KERNEL_REF(gemm_slim_sm90);
     case TileKind::kBroad: return CAKE_KERNEL_REF(gemm_broad_sm90);
+    case TileKind::kTurns: return CAKE_KERNEL_REF(gemm_turns_sm90);
     default: break;
   }
   TVM_FFI_THROW(ValueError) << "program: expected one of this package, got " << static_cast<int32_t>(kind);

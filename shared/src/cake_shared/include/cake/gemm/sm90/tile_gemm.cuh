@@ -4,44 +4,17 @@
 //
 // Reads A and B by tensor copies, any major axis; writes the result, or FP32 partial sums, by tensor copies.
 // Order of accumulation: k ascending in steps of 16, in one FP32 accumulator an element, whatever the tile.
-// Barriers: full (the producer's expectation and the bytes of both CTAs' copies), empty (one arrival of each consumer warp
-// of both CTAs, because a copy writes into both). A persistent cluster of two walks the units.
+// Barriers: full (the producer's expectation and the bytes of both CTAs' copies), empty (one arrival of each warp of both CTAs
+// that reads the stage, because a copy writes into both). A persistent cluster of two walks the units.
 #pragma once
 
-#include "cake/gemm/sm90/epilogue.cuh"
-#include "cake/gemm/tiles.h"
+#include "cake/gemm/sm90/in_turns.cuh"
 #include "cake/gemm/work.h"
-#include "cake/pipe/ring.cuh"
 #include "cake/ptx/bulk_copy.cuh"
 #include "cake/ptx/cta.cuh"
 #include "cake/ptx/grid_dependency.cuh"
-#include "cake/ptx/wgmma.cuh"
 
 namespace cake::gemm::sm90 {
-
-inline constexpr int kCtasPerCluster = 2;
-inline constexpr int kConsumers = 2;  // warpgroups
-inline constexpr int kThreads = 128 * (1 + kConsumers);
-inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-
-template <TileKind kKind>
-struct Config {
-  static constexpr TileShape kTile = tile_shape(kKind);
-  static constexpr OperandBoxes kA = a_boxes(kTile), kB = b_boxes(kTile);
-  static constexpr bool kHalves = kTile.pair_along_m && kTile.n == 256;  // units that are halved may come
-  static constexpr bool kSplitsRows = kTile.m == 128;  // a consumer has 64 rows of the tile; else half of its columns
-  static constexpr int kConsumerColumns = kSplitsRows ? kTile.n : kTile.n / kConsumers;
-  static constexpr int kStages = kTile.stages;
-  static constexpr uint32_t kABytes = kTile.m * kBlockK * 2, kBBytes = kTile.n * kBlockK * 2;
-};
-
-template <class C>
-struct alignas(1024) Smem {
-  char a[C::kStages][C::kABytes];
-  char b[C::kStages][C::kBBytes];
-  StoreRing<C::kTile.store_buffers> store[kConsumers];
-  pipe::Ring<C::kStages> ring;
-};
 
 // Copies this CTA's share of an operand of kRows rows, first row `row`, into the stage.
 template <int kRows, bool kShared>
@@ -114,43 +87,6 @@ __device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, ui
   }
 }
 
-// One arrival at the stage's empty barrier of both CTAs, by one lane each.
-template <int kStages>
-__device__ __forceinline__ void release_both(pipe::Ring<kStages>& ring, const pipe::RingPlace<kStages>& at, int lane) {
-  if (lane < kCtasPerCluster) ptx::mbarrier_arrive_remote(ring.empty(at), lane);
-}
-
-// acc = sum over `blocks` stages of the consumer's part of the tile.
-template <class C, ptx::Major kMajorA, ptx::Major kMajorB, int kCount>
-__device__ __forceinline__ void contract(float (&acc)[kCount], Smem<C>& smem, pipe::RingPlace<C::kStages>& at, int blocks,
-                                         int consumer, int lane) {
-  // Rows of 64 and blocks of 64 columns both lie 64 * 128 bytes apart.
-  const uint32_t a_part = C::kSplitsRows ? consumer * (64 * 128) : 0;
-  const uint32_t b_part = C::kSplitsRows ? 0 : consumer * (C::kConsumerColumns * 128);
-  constexpr uint64_t kStepA = ptx::wgmma_advance(kMajorA == ptx::Major::kK ? 32 : 16 * 128);
-  constexpr uint64_t kStepB = ptx::wgmma_advance(kMajorB == ptx::Major::kK ? 32 : 16 * 128);
-  pipe::RingPlace<C::kStages> before = at;
-  for (int block = 0; block < blocks; ++block) {
-    smem.ring.wait_full(at);
-    const uint64_t a = ptx::wgmma_descriptor(ptx::shared_address(smem.a[at.stage]) + a_part, kBlockK * 128);
-    const uint64_t b = ptx::wgmma_descriptor(ptx::shared_address(smem.b[at.stage]) + b_part, kBlockK * 128);
-    ptx::wgmma_keep(acc);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < kBlockK / 16; ++step) {
-      ptx::wgmma_bf16<kMajorA, kMajorB>(acc, a + step * kStepA, b + step * kStepB, true);
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
-    if (block > 0) release_both(smem.ring, before, lane);
-    before = at;
-    at.advance();
-  }
-  ptx::wgmma_wait<0>();
-  ptx::wgmma_keep(acc);
-  if (blocks > 0) release_both(smem.ring, before, lane);
-}
-
 template <class C, int kColumns>
 __device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& p, const Unit& unit,
                                              pipe::RingPlace<C::kStages>& at, uint32_t rank, int consumer) {
@@ -181,6 +117,10 @@ __device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& 
 template <class C>
 __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, uint32_t rank, int consumer, int first_unit,
                                         int unit_step) {
+  if constexpr (C::kTurns) {
+    consume_in_turns<C>(smem, p, rank, consumer, first_unit, unit_step);
+    return;
+  }
   pipe::RingPlace<C::kStages> at;
   for (int index = first_unit; index < p.tiling.units; index += unit_step) {
     const Unit unit = unit_of(p.tiling, index);
@@ -207,7 +147,7 @@ __device__ __forceinline__ void tile_gemm(const NativeParams& p) {
     ptx::prefetch_tensor_map(&p.a);
     ptx::prefetch_tensor_map(&p.b);
     if (!p.output.direct) ptx::prefetch_tensor_map(&p.out);
-    smem.ring.init(1, kCtasPerCluster * kConsumers * 4);
+    smem.ring.init(1, kCtasPerCluster * C::kReaders * 4);
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_sync_relaxed();

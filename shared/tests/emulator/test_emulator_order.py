@@ -256,6 +256,54 @@ def test_what_the_cluster_barrier_tells_is_known_after_the_wait_and_not_before()
             )
 
 
+def neighbours(store: str, load: str) -> Module:
+    """CTA 0 writes into the shared memory of CTA 1 and sets a flag there with `store`; CTA 1 polls it with `load`."""
+    return Module.from_ptx(
+        f""".version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 out) {{
+.reg .b32 rank, own, flag, remote, got, seen;
+.reg .b64 at;
+.reg .pred first, set;
+.shared .align 8 .b32 cells[8];
+mov.u32 rank, %cluster_ctarank;
+setp.eq.u32 first, rank, 0;
+mov.u32 own, cells;
+st.shared.u32 [own], 0;
+st.shared.u32 [own+4], 0;
+mapa.shared::cluster.u32 remote, own, 1;
+ld.param.u64 at, [out];
+barrier.cluster.arrive.release.aligned;
+barrier.cluster.wait.acquire.aligned;
+@!first bra POLL;
+st.shared::cluster.u32 [remote], 7;
+{store}
+bra DONE;
+POLL: {load}
+setp.eq.u32 set, seen, 0;
+@set bra POLL;
+ld.shared.u32 got, [own];
+st.global.u32 [at], got;
+DONE: barrier.cluster.arrive.relaxed;
+barrier.cluster.wait;
+ret;
+}}
+"""
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_hand_over_between_the_ctas_of_a_cluster(order):
+    release, relaxed = (f"st.{kind}.cluster.shared::cluster.u32 [remote+4], 1;" for kind in ("release", "relaxed"))
+    acquire = "ld.acquire.cluster.shared::cta.u32 seen, [own+4];"
+    assert run_cluster(neighbours(release, acquire), order) == 7
+    assert run_cluster(neighbours("fence.acq_rel.cluster;" + relaxed, acquire), order) == 7
+    for store, load in ((relaxed, acquire), (release, acquire.replace("acquire", "relaxed"))):
+        with pytest.raises(SharedRace, match="CTA rank 0"):
+            run_cluster(neighbours(store, load), order)
+
+
 def mbarrier(arrive: str, wait: str, after: str = "") -> Module:
     """The first warp arrives with `arrive`, the second polls with `wait`; count 32."""
     return kernel(

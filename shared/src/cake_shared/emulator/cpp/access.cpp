@@ -60,7 +60,8 @@ void order_access(Warp& w, const u8* at, u32 bytes, Rw rw, bool acquires, bool r
   const u32 lanes = 1u << lane;
   if (in_arena(w, reinterpret_cast<u64>(at))) {
     const u64 offset = reinterpret_cast<u64>(at) - reinterpret_cast<u64>(gang.arena);
-    gang.ctas[offset >> kRankShift]->shadow->order(w, static_cast<u32>(offset & (kSharedWindow - 1)), bytes, {reads(rw), writes(rw), acquires, releases, lanes});
+    SharedShadow& shadow = *gang.ctas[offset >> kRankShift]->shadow;
+    shadow.order(w, static_cast<u32>(offset & (kSharedWindow - 1)), bytes, {reads(rw), writes(rw), acquires, releases, lanes});
     return;
   }
   const u32 me = w.cta->shadow->id(w);

@@ -8,8 +8,10 @@ namespace {
 enum Shuffle : int { kUp, kDown, kBfly, kIdx };
 
 [[noreturn]] void not_a_source(const Warp& w, u32 members, int lane, int from) {
-  const char* why = members >> from & 1 ? w.alive >> from & 1 ? ", which does not execute this" : ", which has exited" : ", which is not in its member mask ";
-  fault("IllegalInstruction", "lane " + std::to_string(lane) + " reads lane " + std::to_string(from) + why + (members >> from & 1 ? "" : hex(members)), lane);
+  const std::string why = !(members >> from & 1)   ? "is not in its member mask " + hex(members)
+                          : w.alive >> from & 1 ? "does not execute this"
+                                                : "has exited";
+  fault("IllegalInstruction", "lane " + std::to_string(lane) + " reads lane " + std::to_string(from) + ", which " + why, lane);
 }
 
 template <int kMode>

@@ -197,8 +197,10 @@ void check_waited(const GroupList& list, const char* what, int lane) {
 void check_counted(const Cta& cta) {
   for (const auto& use : cta.barrier_uses) {
     if (use.counted <= use.waited) continue;
-    throw Fault{"AsyncInFlight", "the CTA ends with copies that no wait has covered: nobody has waited for phase " + std::to_string((use.counted - 1) & 1) +
-                  " of mbarrier " + hex(use.offset), -1, use.issuer, use.pc};
+    throw Fault{"AsyncInFlight",
+                "the CTA ends with copies that no wait has covered: nobody has waited for phase " +
+                    std::to_string((use.counted - 1) & 1) + " of mbarrier " + hex(use.offset),
+                -1, use.issuer, use.pc};
   }
 }
 
@@ -228,8 +230,10 @@ void GangRunner::check_exit(Cta& cta) {
 void GangRunner::finish() {
   if (!gang_.async.empty()) {
     const AsyncOp& op = gang_.async.oldest();
-    throw Fault{"AsyncInFlight", std::to_string(gang_.async.size()) + " asynchronous operations are not done when the last thread exits, this the oldest", -1,
-                op.issuer, op.pc};
+    throw Fault{"AsyncInFlight",
+                std::to_string(gang_.async.size()) +
+                    " asynchronous operations are not done when the last thread exits, this the oldest",
+                -1, op.issuer, op.pc};
   }
   for (const auto& cta : gang_.ctas) check_counted(*cta);  // what was done after the last thread had exited
 }

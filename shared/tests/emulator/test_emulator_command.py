@@ -58,6 +58,8 @@ def test_a_trace_is_of_one_warp_or_of_a_cta(file, capfd):
     both = capfd.readouterr().err.splitlines()
     assert len(both) == 14
     assert {line.split()[3] for line in both} == {"0", "1"}
+    assert one[3].endswith("  mul.wide.u32 %rd2, %r1, 4  | lane 0: %r1 0x20")
+    assert "  st.global.f32 [%rd3], %f1  | lane 0: %rd3 0x" in one[5]
     assert main([*arguments, "--trace", "1,1,1"]) == 2
 
 
@@ -76,7 +78,7 @@ def test_a_detector_that_fires_gives_status_one(file, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--kernel: one of "),
+        ([], "--kernel: the file has 2 kernels, name one: nothing, store"),
         (["--kernel", "stor"], "'stor' names 0 kernels"),
         (["--kernel", "store", "--arg", "f32:4"], "the kernel takes 2 parameters, got 1"),
         (["--kernel", "store", "--arg", "f32:many"], "--arg 0: takes DTYPE:COUNT"),
@@ -102,7 +104,7 @@ def test_a_detector_that_fires_gives_status_one(file, capsys):
         ),
         (["--kernel", "nothing", "--cluster", "0,2"], "cluster takes positive sizes, or zeros alone"),
         (["--kernel", "nothing", "--seed", "-1"], "seed takes a whole number from 0"),
-        (["--kernel", "nothing", "--stop", "-1"], "stop_line takes a whole number from 1"),
+        (["--kernel", "nothing", "--stop", "-1"], "--stop: takes LINE or FILE:LINE, counted from 1, got '-1'"),
         (["--kernel", "nothing", "--flag=-DX"], "--flag: goes to nvcc, which a .ptx file does not meet"),
     ],
 )
@@ -229,6 +231,53 @@ def test_a_cu_file_its_ptx_and_its_source_lines(tmp_path, capsys):
         assert "twice.cu:3" in capsys.readouterr().err
     assert main(["ptx", str(tmp_path / "twice.ptx")]) == 2
     assert "takes a .cu file" in capsys.readouterr().err
+
+
+TEMPLATES = """namespace inner {
+template <int kBy> __global__ void scale(float* x) {
+  x[threadIdx.x] *= kBy;
+}
+template __global__ void scale<2>(float*);
+template __global__ void scale<3>(float*);
+__global__ void plain() {}
+}
+"""
+
+
+def test_kernels_are_named_as_cpp_names_them(tmp_path, capsys):
+    path = tmp_path / "templates.cu"
+    path.write_text(TEMPLATES)
+    assert main(["list", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "(.u64[8] param_0): " in shown
+    assert "void inner::scale<2>(float*)" in shown
+    for name in ("inner::scale<2>", "scale<2>", "_ZN5inner5scaleILi2EEEvPf"):
+        arguments = ["run", str(path), "--kernel", name, "--arg", "f32:32:ones", "--dump", "0,0,1"]
+        assert main(arguments) == 0
+        assert "from 0 on: [2.]" in capsys.readouterr().out
+    for name in ("plain", "inner::plain"):
+        assert main(["run", str(path), "--kernel", name]) == 0
+    assert main(["run", str(path), "--kernel", "scale", "--arg", "f32:32"]) == 2
+    assert "'scale' names 2 kernels of templates.ptx: inner::plain, inner::scale<2>" in capsys.readouterr().err
+    assert main(["run", str(path), "--kernel", "scale<3>", "--arg", "f32:31"]) == 1
+    assert "of parameter 0 (param_0) (124 bytes) [kernel inner::scale<3>, " in capsys.readouterr().err
+
+
+def test_a_stop_may_be_at_a_line_of_the_source(tmp_path, capfd):
+    path = tmp_path / "templates.cu"
+    path.write_text(TEMPLATES)
+    run = ["run", str(path), "--kernel", "scale<2>", "--arg", "f32:32", "--stop"]
+    assert main([*run, "templates.cu:3", "--trace", "0"]) == 1
+    shown = capfd.readouterr().err
+    assert "Stop: " in shown
+    assert "templates.cu:3" in shown
+    assert "  ld.param.u64 %rd" in shown
+    assert main([*run, "templates.cu:8"]) == 2
+    assert "--stop: no instruction is of templates.cu:8" in capfd.readouterr().err
+    assert main([*run, "other.cu:3"]) == 2
+    assert "--stop: no source other.cu; known are " in capfd.readouterr().err
+    assert main([*run, "0"]) == 2
+    assert "--stop: takes LINE or FILE:LINE, counted from 1, got '0'" in capfd.readouterr().err
 
 
 def test_the_comparison_with_a_gpu_says_when_there_is_no_driver(monkeypatch, capsys):

@@ -16,6 +16,7 @@ import numpy as np
 
 from cake_shared.emulator import EmulatorError, Module, Options
 from cake_shared.emulator.compile import compile_to_ptx
+from cake_shared.emulator.params import short_name
 from cake_shared.errors import BuildError, UnsupportedArchError
 from cake_shared.target import TARGETS
 
@@ -113,7 +114,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CTA[,WARP]",
         help="print every instruction of one warp, or of all warps of a CTA, to stderr",
     )
-    run.add_argument("--stop", type=int, metavar="LINE", help="stop when a PTX line is reached")
+    run.add_argument(
+        "--stop", metavar="[FILE.cu:]LINE", help="stop when a line of the PTX or of a source file is reached"
+    )
     run.add_argument(
         "--dump",
         type=_sizes,
@@ -153,6 +156,26 @@ def _text(arguments: argparse.Namespace) -> tuple[str, str, str]:
     return text, path.name, arguments.target or (own[1] if named else "sm_90a")
 
 
+def _stop_line(spec: str, text: str) -> int:
+    """PTX line of `LINE`, or of the first instruction of `FILE:LINE` by the text's line information."""
+    file, _, line = spec.rpartition(":")
+    if not line.isdecimal() or int(line) == 0:
+        raise ValueError(f"--stop: takes LINE or FILE:LINE, counted from 1, got {spec!r}")
+    if not file:
+        return int(line)
+    names = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', text, re.MULTILINE))
+    wanted = {index for index, name in names.items() if name == file or name.endswith("/" + file)}
+    if not wanted:
+        raise ValueError(f"--stop: no source {file}; known are {', '.join(sorted(names.values())) or 'none'}")
+    rows = text.splitlines()
+    for at, row in enumerate(rows):
+        loc = re.match(r"\s*\.loc\s+(\d+)\s+(\d+)\s", row)
+        if loc and loc[1] in wanted and loc[2] == line:
+            code = (k for k in range(at + 1, len(rows)) if re.match(r"\s*[@a-z]", rows[k]))
+            return next(code) + 1
+    raise ValueError(f"--stop: no instruction is of {spec}")
+
+
 def _check_wishes(arguments: argparse.Namespace, values: list) -> None:
     """Raise for what the command line asks to see and the launch does not have."""
     ctas, threads = math.prod(arguments.grid), math.prod(arguments.block)
@@ -174,8 +197,10 @@ def _run(arguments: argparse.Namespace) -> int:
     kernel = arguments.kernel
     if kernel is None:
         if len(module.kernels) != 1:
-            raise ValueError(f"--kernel: one of {', '.join(module.kernels)}")
+            known = ", ".join(kernel.title for kernel in module.kernels.values())
+            raise ValueError(f"--kernel: the file has {len(module.kernels)} kernels, name one: {known}")
         kernel = next(iter(module.kernels))
+    stop = None if arguments.stop is None else _stop_line(arguments.stop, text)
     options = Options(
         order=arguments.order,
         seed=arguments.seed,
@@ -184,7 +209,7 @@ def _run(arguments: argparse.Namespace) -> int:
         guard_bytes=1 << 16,
         profile=True,
         trace=arguments.trace,
-        stop_line=arguments.stop,
+        stop_line=stop,
         dump_shared=arguments.dump_shared,
         dump_tensor=arguments.dump_tensor,
     )
@@ -208,7 +233,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if report.printf:
         print(report.printf, end="")
     if arguments.stop is not None:
-        raise ValueError(f"--stop: no warp came to an instruction of PTX line {arguments.stop}")
+        raise ValueError(f"--stop: no warp came to an instruction of PTX line {stop}")
     print(report.table())
     for line, count in sorted(report.by_line.items(), key=lambda item: -item[1])[: arguments.lines]:
         print(f"{count:>12}  {line:>6}  {lines[line - 1].strip()}")
@@ -223,9 +248,11 @@ def _list(arguments: argparse.Namespace) -> int:
     text, name, target = _text(arguments)
     module = Module.from_ptx(text, target, name)
     for kernel in module.kernels.values():
-        params = ", ".join(f".{p.type}[{p.size}] {p.name}" for p in kernel.params)
+        params = ", ".join(f".{p.type}[{p.size}] {short_name(p.name)}" for p in kernel.params)
         facts = f"{kernel.instructions} instructions, {kernel.shared_bytes} bytes shared"
         print(f"{kernel.name}({params}): {kernel.error or facts}")
+        if kernel.demangled != kernel.name:
+            print(f"    {kernel.demangled}")
     return int(any(kernel.error for kernel in module.kernels.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import re
 import weakref
@@ -33,7 +34,38 @@ class Kernel:
     register_bytes: int = field(repr=False, default=0)
     instructions: int = field(repr=False, default=0)
     communicates: bool = field(repr=False, default=False)
+    demangled: str = field(repr=False, default="")
     error: EmulatorError | None = field(repr=False, default=None, compare=False)
+
+    @property
+    def title(self) -> str:
+        """Its name as C++ writes it, without what it returns and takes."""
+        text, depth = self.demangled or self.name, 0
+        if not text.endswith(")"):
+            return text
+        for at in range(len(text) - 1, -1, -1):
+            depth += (text[at] == ")") - (text[at] == "(")
+            if depth == 0:
+                return text[:at].removeprefix("void ")
+        return text
+
+
+def _kernel(k: dict, file: str) -> Kernel:
+    kernel = Kernel(
+        name=k["name"],
+        params=tuple(Param(p["name"], p["type"], p["offset"], p["bytes"], p["align"]) for p in k["params"]),
+        param_bytes=k["param_bytes"],
+        shared_bytes=k["shared_bytes"],
+        max_threads=k["max_threads"],
+        cluster=tuple(k["cluster"]),
+        register_bytes=k["register_bytes"],
+        instructions=k["instructions"],
+        communicates=k["communicates"],
+        demangled=k["demangled"],
+    )
+    if "error" not in k:
+        return kernel
+    return dataclasses.replace(kernel, error=from_native(k["error"], file=file, kernel=kernel.title))
 
 
 def _limits(target: Target) -> native.Limits:
@@ -73,21 +105,7 @@ class Module:
         self._handle = handle
         self._finalizer = weakref.finalize(self, native.library().cake_emu_module_free, handle)
         self._variables = {v["name"]: (v["address"], v["bytes"]) for v in description["variables"]}
-        self.kernels: dict[str, Kernel] = {
-            k["name"]: Kernel(
-                name=k["name"],
-                params=tuple(Param(p["name"], p["type"], p["offset"], p["bytes"], p["align"]) for p in k["params"]),
-                param_bytes=k["param_bytes"],
-                shared_bytes=k["shared_bytes"],
-                max_threads=k["max_threads"],
-                cluster=tuple(k["cluster"]),
-                register_bytes=k["register_bytes"],
-                instructions=k["instructions"],
-                communicates=k["communicates"],
-                error=from_native(k["error"], file=name, kernel=k["name"]) if "error" in k else None,
-            )
-            for k in description["kernels"]
-        }
+        self.kernels: dict[str, Kernel] = {k["name"]: _kernel(k, name) for k in description["kernels"]}
 
     @classmethod
     def from_ptx(cls, text: str, target: str = "sm_90a", name: str = "module.ptx") -> Module:
@@ -145,13 +163,14 @@ class Module:
         return cls.from_ptx(text, target, name or shown)
 
     def function(self, name: str) -> str:
-        """Return the full name of a kernel: itself, or the only mangled name that contains it."""
+        """Return the full name of a kernel: itself, or the only one that C++ calls so, `f`, `space::f` or `f<128>`."""
         if name in self.kernels:
             return name
-        pattern = re.compile(rf"(?<!\d){len(name)}{re.escape(name)}")
-        found = [kernel for kernel in self.kernels if pattern.search(kernel)]
+        pattern = re.compile(rf"(?<![\w:]){re.escape(name)}(<.*>)?\(|(?<=::){re.escape(name)}(<.*>)?\(")
+        found = [key for key, kernel in self.kernels.items() if pattern.search(kernel.demangled)]
         if len(found) != 1:
-            raise KeyError(f"{name!r} names {len(found)} kernels of {self.name}: {', '.join(sorted(self.kernels))}")
+            known = ", ".join(sorted(kernel.title for kernel in self.kernels.values()))
+            raise KeyError(f"{name!r} names {len(found)} kernels of {self.name}: {known}")
         return found[0]
 
     @staticmethod
@@ -310,5 +329,5 @@ class Module:
         )
         result = json.loads(native.take_text(out))
         if status:
-            raise from_native(result, file=self.name, kernel=kernel)
+            raise from_native(result, file=self.name, kernel=self.kernels[kernel].title)
         return report_of(kernel, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass, field
 
@@ -134,8 +135,13 @@ def _is_array(value: object) -> bool:
     return hasattr(value, "data_ptr")
 
 
+def short_name(parameter: str) -> str:
+    """Return `param_3` for what nvcc calls `<mangled kernel>_param_3`, other names as they are."""
+    return re.sub(r"^.+_(param_\d+)$", r"\1", parameter)
+
+
 def _scalar(param: Param, value: object, position: int) -> bytes:
-    what = f"parameter {position} ({param.name}, .{param.type}, {param.size} bytes)"
+    what = f"parameter {position} ({short_name(param.name)}, .{param.type}, {param.size} bytes)"
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
         if len(data) != param.size:
@@ -179,8 +185,10 @@ def pack(params: tuple[Param, ...], values: list | tuple) -> tuple[bytes, list[R
     for position, (param, value) in enumerate(zip(params, values, strict=True)):
         if _is_array(value):
             if param.size != 8:
-                raise TypeError(f"parameter {position} ({param.name}, .{param.type}) is no pointer, got an array")
-            regions.append(region_of(value, f"parameter {position} ({param.name})"))
+                raise TypeError(
+                    f"parameter {position} ({short_name(param.name)}, .{param.type}) is no pointer, got an array"
+                )
+            regions.append(region_of(value, f"parameter {position} ({short_name(param.name)})"))
             data = _address_of(value).to_bytes(8, "little")
         elif value is None and param.size == 8:
             data = bytes(8)

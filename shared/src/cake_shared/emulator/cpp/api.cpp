@@ -1,5 +1,7 @@
 #include "api.h"
 
+#include <cxxabi.h>
+
 #include <chrono>
 #include <cstdlib>
 
@@ -48,11 +50,20 @@ std::string located_json(const Located& f, const ModuleAst& ast) {
   return j.text();
 }
 
+// As C++ writes it; the name itself where it is not one of C++.
+std::string demangled(const std::string& name) {
+  int status = 0;
+  char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+  const std::string out = status == 0 && text ? text : name;
+  std::free(text);
+  return out;
+}
+
 std::string describe(const Module& m) {
   Json j;
   j.begin('{').key("version").value(m.ast().version).key("target").value(m.ast().target).key("kernels").begin('[');
   for (const auto& [name, p] : m.programs()) {
-    j.begin('{').key("name").value(name).key("param_bytes").value(p->param_bytes);
+    j.begin('{').key("name").value(name).key("demangled").value(demangled(name)).key("param_bytes").value(p->param_bytes);
     j.key("shared_bytes").value(p->shared_end - kSharedBase).key("max_threads").value(p->max_threads);
     j.key("register_bytes").value(p->register_bytes).key("instructions").value(u64(p->statements));
     j.key("communicates").value(p->communicates);
@@ -206,7 +217,7 @@ int cake_emu_launch(void* module, const char* kernel, const CakeEmuLaunch* l, ch
     launch.program = &p;
     launch.target = m.target();
     launch.files = &m.ast().files;
-    launch.files = &m.ast().files;
+    launch.lines = &m.lines();
     const CakeEmuLimits& limits = l->limits;
     launch.limits = {limits.threads, limits.shared_bytes, limits.registers_per_sm, limits.registers_per_thread,
                      limits.cluster_ctas, limits.tmem_columns};

@@ -102,7 +102,9 @@ void Decoder::prepare(const FunctionAst& f) {
       const u32 width = std::max(4u, type_bytes(r.type));
       const auto type = parse_type(r.type);
       if (!type) throw ParseError{"UnsupportedInstruction", f.line, "register " + r.name + " of type ." + r.type};
-      layout.registers[r.name] = {new_slot(width), width, *type};
+      const u32 slot = new_slot(width);
+      layout.registers[r.name] = {slot, width, *type};
+      program_.slot_names[slot] = {r.name.substr(0, r.name.find('#')), width};
     }
   }
   auto place_local = [&](const Variable& v) {

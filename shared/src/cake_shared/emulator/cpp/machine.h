@@ -146,6 +146,7 @@ struct Launch {
   const Program* program = nullptr;
   Limits limits;
   u32 registers = 0;               // a thread's at the start, where setmaxnreg needs to know
+  const std::vector<std::string>* lines = nullptr;  // of the PTX text, for traces
   const std::map<u32, std::string>* files = nullptr;  // names of the source files, where known
   LaunchRecord* record = nullptr;  // of its accesses to global memory, on a stream under Detect::All
   u32 grid[3] = {1, 1, 1}, block[3] = {1, 1, 1}, cluster[3] = {1, 1, 1};

@@ -1,9 +1,13 @@
 #include "module.h"
 
+#include <sstream>
+
 namespace cake::emu {
 
 Module::Module(const std::string& text, const std::string& target) : ast_(parse_ptx(text)), target_(target) {
   check_target();
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines_.push_back(line);
   place_variables();
   for (const auto& f : ast_.functions) functions_[f.name] = &f;
   for (const auto& f : ast_.functions) {

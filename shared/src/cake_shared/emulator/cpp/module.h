@@ -19,6 +19,7 @@ class Module {
   }
   const ModuleAst& ast() const { return ast_; }
   const std::string& target() const { return target_; }
+  const std::vector<std::string>& lines() const { return lines_; }
   // Variables of the module as allocations of a launch.
   void add_variables(Registry& registry) const;
   u64 variable_address(const Variable& v) const;
@@ -29,6 +30,7 @@ class Module {
 
   ModuleAst ast_;
   std::string target_;
+  std::vector<std::string> lines_;
   SymbolTable symbols_;
   std::unordered_map<std::string, const FunctionAst*> functions_;
   std::vector<std::vector<u8>> storage_;

@@ -1,6 +1,7 @@
 // A kernel with the device functions that it reaches, decoded to an array of instructions over one register file.
 #pragma once
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ptx_ast.h"
@@ -125,6 +126,11 @@ struct Program {
   };
   std::vector<Touched> touched;
   std::vector<u32> touched_slots;
+  struct SlotName {
+    std::string name;
+    u32 width;
+  };
+  std::unordered_map<u32, SlotName> slot_names;  // of declared registers, for traces
   u32 shared_granule = 4;  // smallest access to shared memory in bytes, for the race detector
   // Which asynchronous operations read shared memory: the race detector keeps a column a warp for each.
   bool bulk_reads = false, matrix_reads = false, barrier_reads = false;

@@ -1,6 +1,7 @@
 // What a person who debugs sees: a line an instruction, and memory where the program is stopped.
 #include <cstdio>
 
+#include "handlers.h"
 #include "scheduler.h"
 #include "tensor_memory.h"
 
@@ -43,10 +44,55 @@ std::string dump_tensor(const Cta& cta, u32 column, u32 count) {
   return text;
 }
 
+// What the decoder put beside an instruction: the statement is shown once.
+bool is_helper(Handler fn) {
+  return fn == h_narrow || fn == h_widen_unsigned || fn == h_widen_signed || fn == h_not_predicate || fn == h_set_predicate ||
+         fn == h_clock || fn == h_copy_local;
+}
+
+// The statement as the text has it; the opcode where a line holds several.
+std::string statement_of(const Launch& launch, const Program& program, const Ins& i) {
+  const std::string& opcode = program.opcodes[i.opcode];
+  if (!launch.lines || i.line == 0 || i.line > launch.lines->size()) return opcode;
+  const std::string& line = (*launch.lines)[i.line - 1];
+  const size_t from = line.find_first_not_of(" \t"), end = line.find(';');
+  const bool alone = from != std::string::npos && end != std::string::npos && line.find(';', end + 1) == std::string::npos;
+  if (!alone || line.find(opcode) == std::string::npos) return opcode;
+  std::string text;
+  for (size_t k = from; k < end; ++k) {
+    const bool blank = line[k] == ' ' || line[k] == '\t';
+    if (!blank) text += line[k];
+    else if (text.back() != ' ') text += ' ';
+  }
+  return text;
+}
+
+// The last part of the source file's name and the line; "" where the text does not tell.
+std::string source_of(const Launch& launch, const Ins& i) {
+  if (!launch.files || !i.loc.line) return "";
+  auto file = launch.files->find(i.loc.file);
+  if (file == launch.files->end()) return "";
+  return " " + file->second.substr(file->second.rfind('/') + 1) + ":" + std::to_string(i.loc.line);
+}
+
+// The registers that it reads, with their values in one lane.
+std::string values_read(const Program& program, const Warp& w, const Ins& i, int lane) {
+  const Program::Touched& t = program.touched[static_cast<size_t>(&i - program.code.data())];
+  std::string text;
+  for (u32 k = 0; k < t.reads; ++k) {
+    const u32 slot = program.touched_slots[t.first + k];
+    auto named = program.slot_names.find(slot);
+    if (named == program.slot_names.end()) continue;
+    const std::string value = named->second.width == 4 ? hex(w.lane32(slot, lane)) : hex(w.lane64(slot, lane));
+    text += (text.empty() ? "  | lane " + std::to_string(lane) + ": " : ", ") + named->second.name + " " + value;
+  }
+  return text;
+}
+
 }  // namespace
 
 void GangRunner::trace(const Warp& w, const Ins& i, u32 mask) const {
-  if (i.kind == Kind::Label) return;
+  if (i.kind == Kind::Label || is_helper(i.fn)) return;
   if (launch_.trace_warp >= 0 && w.index != launch_.trace_warp) return;
   if (launch_.trace_cta >= 0 && static_cast<u64>(launch_.trace_cta) != w.cta->linear) return;
   if (launch_.stop_line && i.line == launch_.stop_line && mask) {
@@ -55,9 +101,10 @@ void GangRunner::trace(const Warp& w, const Ins& i, u32 mask) const {
     if (launch_.dump_tensor[1]) text += dump_tensor(*w.cta, launch_.dump_tensor[0], launch_.dump_tensor[1]);
     fault("Stop", text, first_lane(mask));
   }
-  if (launch_.stop_line && launch_.trace_warp < 0) return;  // only stopping was asked for
-  std::fprintf(stderr, "cta %llu warp %d %08x %6u  %s\n", static_cast<unsigned long long>(w.cta->linear), w.index, mask,
-               i.line, program_.opcodes[i.opcode].c_str());
+  if (launch_.stop_line && launch_.trace_cta < 0) return;  // only stopping was asked for
+  const std::string values = mask ? values_read(program_, w, i, first_lane(mask)) : "";
+  std::fprintf(stderr, "cta %llu warp %d %08x %6u%s  %s%s\n", static_cast<unsigned long long>(w.cta->linear), w.index, mask,
+               i.line, source_of(launch_, i).c_str(), statement_of(launch_, program_, i).c_str(), values.c_str());
 }
 
 }  // namespace cake::emu

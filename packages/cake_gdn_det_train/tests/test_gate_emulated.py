@@ -5,9 +5,8 @@ import torch
 
 from cake_gdn_det_train import cuda
 from cake_shared.emulator import ConstWrite, Options, OutOfBounds, UninitialisedRead
-from cake_shared.errors import BuildError
 from cake_shared.target import TARGETS
-from cake_shared.testing.emulated import EmulatedPackage
+from cake_shared.testing.emulated import EmulatedPackage, emulated_or_skip
 from cake_shared.testing.gate_cases import GATE_CASES, differences, expected
 
 STATUS_PADDING = range(4, 16)  # of the 4 status words the first is used
@@ -18,18 +17,7 @@ LARGE = [case for case in GATE_CASES if case not in SMALL]
 
 @pytest.fixture(scope="module")
 def emulated():
-    """`emulated(architecture)`: the package in the emulator, made once an architecture."""
-    made = {}
-
-    def get(architecture):
-        if architecture not in made:
-            try:
-                made[architecture] = EmulatedPackage(cuda.PACKAGE, architecture)
-            except BuildError as error:
-                pytest.skip(f"compilers are what this needs: {error}")
-        return made[architecture]
-
-    return get
+    return emulated_or_skip(cuda.PACKAGE)
 
 
 def check(package, case):

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from cake_shared.emulator import Options
-from cake_shared.errors import BuildError
 from cake_shared.gemm.problem import GemmProblem
 from cake_shared.testing import assert_bitwise_equal
-from cake_shared.testing.emulated import EmulatedPackage
+from cake_shared.testing.emulated import emulated_or_skip
 from cake_shared.testing.gemm_cuda import RAGGED, GemmCase, assert_rounded_once, normal
 from dense_projection_det_gemm import cuda
 from dense_projection_det_gemm.cuda_plan import plan_gemm_cuda
@@ -18,10 +17,7 @@ ARCHITECTURES = ["sm_90a", "sm_100a"]  # the native programs and the portable on
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def package(request):
-    try:
-        return EmulatedPackage(cuda.PACKAGE, request.param), request.param
-    except BuildError as error:
-        pytest.skip(f"compilers are what this needs: {error}")
+    return emulated_or_skip(cuda.PACKAGE)(request.param), request.param
 
 
 def run(package, a, b, out, accumulate=False, multiprocessors=6):

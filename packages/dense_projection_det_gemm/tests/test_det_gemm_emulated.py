@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from cake_shared.emulator import AsyncInFlight, Options, OutOfBounds
-from cake_shared.errors import BuildError
 from cake_shared.gemm.problem import GemmProblem
 from cake_shared.target import TARGETS
-from cake_shared.testing.emulated import EmulatedPackage
+from cake_shared.testing.emulated import EmulatedPackage, emulated_or_skip
 from dense_projection_det_gemm import cuda
 from dense_projection_det_gemm.cuda_plan import NATIVE, plan_gemm_cuda
 
@@ -25,18 +24,7 @@ LAYOUTS = [("k", "k"), ("k", "n"), ("m", "n"), ("m", "k")]
 
 @pytest.fixture(scope="module")
 def emulated():
-    """`emulated(architecture)`: the package in the emulator, made once an architecture."""
-    made = {}
-
-    def get(architecture):
-        if architecture not in made:
-            try:
-                made[architecture] = EmulatedPackage(cuda.PACKAGE, architecture)
-            except BuildError as error:
-                pytest.skip(f"compilers are what this needs: {error}")
-        return made[architecture]
-
-    return get
+    return emulated_or_skip(cuda.PACKAGE)
 
 
 def matrix(batch, rows, cols, rows_are_major, seed, dtype=BF16):

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cake_shared.errors import BuildError
 from cake_shared.gemm.problem import GemmProblem
 from cake_shared.target import TARGETS
-from cake_shared.testing.emulated import EmulatedPackage
+from cake_shared.testing.emulated import emulated_or_skip
 from dense_projection_det_gemm import cuda
 from dense_projection_det_gemm.cuda_plan import plan_gemm_cuda
 
@@ -63,9 +62,6 @@ def test_bits_of_this_gpu():
 
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_emulated_bits(architecture):
-    try:
-        package = EmulatedPackage(cuda.PACKAGE, architecture)
-    except BuildError as error:
-        pytest.skip(f"compilers are what this needs: {error}")
+    package = emulated_or_skip(cuda.PACKAGE)(architecture)
     with package:
         compare(hashes(cuda.GemmBackend(package.module, architecture, 132, lambda: 0), "cpu"))

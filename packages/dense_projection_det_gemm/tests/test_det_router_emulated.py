@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from cake_shared.emulator import Options
-from cake_shared.errors import BuildError
 from cake_shared.gemm.problem import RouterProblem
 from cake_shared.target import TARGETS
 from cake_shared.testing import assert_bitwise_equal
-from cake_shared.testing.emulated import EmulatedPackage
+from cake_shared.testing.emulated import emulated_or_skip
 from dense_projection_det_gemm import cuda
 from dense_projection_det_gemm.cuda_router_plan import plan_router_cuda
 
@@ -21,18 +20,7 @@ ORDERS = (Options(order="eager"), Options(order="lazy"), Options(order="random",
 
 @pytest.fixture(scope="module")
 def emulated():
-    """`emulated(architecture)`: the package in the emulator, made once an architecture."""
-    made = {}
-
-    def get(architecture):
-        if architecture not in made:
-            try:
-                made[architecture] = EmulatedPackage(cuda.PACKAGE, architecture)
-            except BuildError as error:
-                pytest.skip(f"compilers are what this needs: {error}")
-        return made[architecture]
-
-    return get
+    return emulated_or_skip(cuda.PACKAGE)
 
 
 def normal(rows, cols, seed=0, dtype=FP32):

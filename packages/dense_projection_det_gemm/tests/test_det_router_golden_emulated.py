@@ -12,10 +12,9 @@ import pytest
 import torch
 
 import dense_projection_det_gemm as det
-from cake_shared.errors import BuildError
 from cake_shared.gemm.problem import RouterProblem
 from cake_shared.target import TARGETS
-from cake_shared.testing.emulated import EmulatedPackage
+from cake_shared.testing.emulated import emulated_or_skip
 from dense_projection_det_gemm import cuda
 
 GOLDEN = json.loads(Path(__file__).with_name("router_golden.json").read_text())["sha256"]
@@ -58,10 +57,7 @@ def test_bits_of_this_gpu():
 
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_emulated_bits(architecture):
-    try:
-        package = EmulatedPackage(cuda.PACKAGE, architecture)
-    except BuildError as error:
-        pytest.skip(f"compilers are what this needs: {error}")
+    package = emulated_or_skip(cuda.PACKAGE)(architecture)
     with package:
         backend = cuda.GemmBackend(package.module, architecture, 4, lambda: 0)
 

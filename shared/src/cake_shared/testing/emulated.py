@@ -11,10 +11,13 @@ import numpy as np
 from cake_shared import jit
 from cake_shared.emulator import LaunchError, Module, Options, Region, Report, Stream, native
 from cake_shared.emulator.guard import GuardedCopies
+from cake_shared.errors import BuildError
 from cake_shared.program import Budget, programs_of
 from cake_shared.target import target_named
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import tvm_ffi
 
 
@@ -123,3 +126,23 @@ class EmulatedPackage:
     def unwritten_bytes(self, name: str) -> np.ndarray:
         """Return the offsets of the bytes of an output that no kernel of the last call has written."""
         return np.flatnonzero(self.regions[name].written == 0)
+
+
+def emulated_or_skip(package: str) -> Callable[[str], EmulatedPackage]:
+    """For a fixture: `get(architecture)` is the package in the emulator, made once an architecture.
+
+    The test that asks is skipped where there are no compilers for the architecture.
+    """
+    made: dict[str, EmulatedPackage] = {}
+
+    def get(architecture: str) -> EmulatedPackage:
+        if architecture not in made:
+            try:
+                made[architecture] = EmulatedPackage(package, architecture)
+            except BuildError as error:
+                import pytest
+
+                pytest.skip(f"compilers are what this needs: {error}")
+        return made[architecture]
+
+    return get

@@ -9,7 +9,7 @@ import numpy as np
 
 from cake_shared.emulator.conformance import rounding as rd
 from cake_shared.emulator.conformance.families.convert import _fp8_bits, _fp8_values
-from cake_shared.emulator.conformance.families.tensor import swizzle
+from cake_shared.emulator.conformance.families.tensor_copies import swizzle
 
 Array = np.ndarray
 LANES = np.arange(32)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cake_shared.emulator.conformance import ptx_text
 from cake_shared.emulator.conformance.families import fragments as fr
-from cake_shared.emulator.conformance.families.tensor import _join
+from cake_shared.emulator.conformance.families.tensor_copies import join
 from cake_shared.emulator.conformance.model import Case, Check, Launch, Program, Ptr
 
 Array = np.ndarray
@@ -123,9 +123,9 @@ def build_mma(rows: list[Mma] = MMAS, any_bits: float = 0.0) -> Case:
         bound = fr.sum_bound(a, b, c, mma.a, mma.d)
         plans.append((mma, fragments, exact[cr, cc], bound[cr, cc]))
         inputs += [f.reshape(-1).view(np.uint8) for f in fragments]
-    joined, offsets = _join(inputs)
+    joined, offsets = join(inputs)
     outs = [np.zeros(fragments[2].nbytes, np.uint8) for _, fragments, _, _ in plans]
-    out, out_offsets = _join(outs)
+    out, out_offsets = join(outs)
     for i, (mma, fragments, exact, bound) in enumerate(plans):
         entries.append(_mma_kernel(f"mma{i}", mma, tuple(f.shape[1] for f in fragments)))
         args = (*(Ptr("in", offsets[3 * i + j], const=True) for j in range(3)), Ptr("out", out_offsets[i]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from cake_shared.emulator.conformance import ptx_text
 from cake_shared.emulator.conformance.families import fragments as fr
-from cake_shared.emulator.conformance.families.tensor import _join
+from cake_shared.emulator.conformance.families.tensor_copies import join
 from cake_shared.emulator.conformance.model import Case, Check, Launch, Program, Ptr
 
 Array = np.ndarray
@@ -240,8 +240,8 @@ def build_wgmma() -> Case:
         plans.append((case, exact[row, column].reshape(-1), bound[row, column].reshape(-1)))
         images += [image, fragment.reshape(-1).view(np.uint8), accumulator.reshape(-1).view(np.uint8)]
         entries.append(_wgmma_kernel(f"wgmma{i}", case, a_layout, b_layout))
-    joined, offsets = _join(images)
-    out, out_offsets = _join([np.zeros(images[3 * i + 2].size, np.uint8) for i in range(len(WGMMAS))])
+    joined, offsets = join(images)
+    out, out_offsets = join([np.zeros(images[3 * i + 2].size, np.uint8) for i in range(len(WGMMAS))])
     for i, (case, exact, bound) in enumerate(plans):
         args = (*(Ptr("in", offsets[3 * i + j], const=True) for j in range(3)), Ptr("out", out_offsets[i]))
         shared_bytes = images[3 * i].size

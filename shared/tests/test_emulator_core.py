@@ -73,7 +73,7 @@ def test_parameters_are_checked():
     m = module("", ".param .f32 x, .param .align 8 .b8 s[16], .param .u64 p")
     good = [1.5, bytes(16), None]
     m.launch("k", 1, 32, good)
-    with pytest.raises(TypeError, match="takes 3 parameters, got 2"):
+    with pytest.raises(TypeError, match=r"takes 3 parameters \(.f32\[4\] x, .b8\[16\] s, .u64\[8\] p\), got 2"):
         m.launch("k", 1, 32, good[:2])
     with pytest.raises(TypeError, match=r"parameter 1 \(s, .b8, 16 bytes\) takes 16 bytes, got 8"):
         m.launch("k", 1, 32, [1.5, bytes(8), None])

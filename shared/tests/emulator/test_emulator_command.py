@@ -80,9 +80,12 @@ def test_a_detector_that_fires_gives_status_one(file, capsys):
     [
         ([], "--kernel: the file has 2 kernels, name one: nothing, store"),
         (["--kernel", "stor"], "'stor' names 0 kernels"),
-        (["--kernel", "store", "--arg", "f32:4"], "the kernel takes 2 parameters, got 1"),
+        (["--kernel", "store", "--arg", "f32:4"], "the kernel takes 2 parameters (.u64[8] out, .f32[4] value), got 1"),
         (["--kernel", "store", "--arg", "f32:many"], "--arg 0: takes DTYPE:COUNT"),
-        (["--kernel", "store", "--arg", "many"], "--arg 0: takes a number or DTYPE:COUNT, got 'many'"),
+        (
+            ["--kernel", "store", "--arg", "many"],
+            "--arg 0: takes a number, DTYPE=NUMBER, DTYPE:COUNT or (MEMBER,...), got 'many'",
+        ),
         (["--kernel", "store", "--arg", "f32:4:nowhere"], "nowhere"),
         (["--kernel", "store", "--block", "4", "--arg", "f32:4", "--arg", "1", "--dump", "1"], "--dump: got 1, takes"),
         (["--kernel", "nothing", "--stop", "9999"], "--stop: no warp came to an instruction of PTX line 9999"),
@@ -102,6 +105,13 @@ def test_a_detector_that_fires_gives_status_one(file, capsys):
             ["--kernel", "store", "--arg", "nan", "--arg", "1"],
             "parameter 0 (out, .u64, 8 bytes) takes an integer, got nan",
         ),
+        (
+            ["--kernel", "store", "--arg", "i8=200", "--arg", "1"],
+            "--arg 0: i8 takes whole numbers from -128 to 127, got 200",
+        ),
+        (["--kernel", "store", "--arg", "f16=1e9", "--arg", "1"], "--arg 0: f16 cannot hold 1e9"),
+        (["--kernel", "store", "--arg", "x9=1", "--arg", "1"], "--arg 0: takes DTYPE=NUMBER, DTYPE of f16,"),
+        (["--kernel", "store", "--arg", "(f32:4,7)", "--arg", "1"], "--arg 0, member 1: takes DTYPE=NUMBER"),
         (["--kernel", "nothing", "--cluster", "0,2"], "cluster takes positive sizes, or zeros alone"),
         (["--kernel", "nothing", "--seed", "-1"], "seed takes a whole number from 0"),
         (["--kernel", "nothing", "--stop", "-1"], "--stop: takes LINE or FILE:LINE, counted from 1, got '-1'"),
@@ -278,6 +288,33 @@ def test_a_stop_may_be_at_a_line_of_the_source(tmp_path, capfd):
     assert "--stop: no source other.cu; known are " in capfd.readouterr().err
     assert main([*run, "0"]) == 2
     assert "--stop: takes LINE or FILE:LINE, counted from 1, got '0'" in capfd.readouterr().err
+
+
+STRUCT = """#include <cuda_bf16.h>
+struct Arguments { char by; float* x; short n; double offset; };
+extern "C" __global__ void fill(Arguments a, __nv_bfloat16 factor, __nv_bfloat16* y) {
+  int i = threadIdx.x;
+  if (i < a.n) a.x[i] = a.by * __bfloat162float(factor) + a.offset;
+  y[i] = __float2bfloat16(__bfloat162float(y[i]) * 3);
+}
+"""
+
+
+def test_structures_and_scalars_of_a_type_are_arguments(tmp_path, capsys):
+    path = tmp_path / "struct.cu"
+    path.write_text(STRUCT)
+    run = ["run", str(path), "--arg", "bf16=1.5", "--arg", "bf16:32:ones", "--dump", "0.1,0,4", "--dump", "2,1,2"]
+    run[2:2] = ["--arg", "(i8=-2, f32:3, i16=3, f64=0.25)"]
+    assert main(run) == 0
+    shown = capsys.readouterr().out
+    assert "argument 0.1, 3 of 3 elements from 0 on: [-2.75 -2.75 -2.75]" in shown
+    assert "argument 2, 2 of 32 elements from 1 on: [3. 3.]" in shown
+    run[3] = "(i8=-2, f32:3, i16=4, f64=0.25)"
+    assert main(run) == 1
+    assert "0 bytes past the end of --arg 0.1 (12 bytes)" in capsys.readouterr().err
+    run[3] = "(i8=-2, f32:3, i16=3)"
+    assert main(run) == 2
+    assert "parameter 0 (param_0, .b8, 32 bytes) takes 32 bytes, got 24" in capsys.readouterr().err
 
 
 def test_the_comparison_with_a_gpu_says_when_there_is_no_driver(monkeypatch, capsys):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import sys
 from pathlib import Path
@@ -15,19 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from cake_shared.emulator import EmulatorError, Module, Options
+from cake_shared.emulator.arguments import SYNTAX, Array, parse
 from cake_shared.emulator.compile import compile_to_ptx
-from cake_shared.emulator.params import short_name
+from cake_shared.emulator.params import region_of, short_name
 from cake_shared.errors import BuildError, UnsupportedArchError
 from cake_shared.target import TARGETS
 
-_DTYPES = {
-    "f16": "float16", "f32": "float32", "f64": "float64", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
-    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64", "bf16": "uint16",
-}  # fmt: skip
-
-
-# What --dump prints where it is not said: argument, first element, number of elements.
-_DUMP = (0, 0, 64)
+# What --dump prints where it is not said: first element, number of elements.
+_DUMP = (0, 64)
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -37,49 +31,19 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"takes whole numbers with commas between, got {text!r}") from None
 
 
+def _dump(text: str) -> tuple[str, int, int]:
+    array, *rest = text.split(",")
+    sizes = _sizes(",".join(rest)) if rest else ()
+    if len(sizes) > 2 or any(size < 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"takes N[.MEMBER][,FIRST[,COUNT]], got {text!r}")
+    return (array, *sizes, *_DUMP[len(sizes) :])
+
+
 def _pair(text: str) -> tuple[int, int]:
     values = _sizes(text)
     if len(values) != 2:
         raise argparse.ArgumentTypeError(f"takes two whole numbers with a comma between, got {text!r}")
     return values[0], values[1]
-
-
-def _array(name: str, spec: str, rng: np.random.Generator) -> np.ndarray:
-    """Return the array of `dtype:count[:fill]`; fill is zeros, ones, arange, normal or a file of raw bytes or .npy."""
-    parts = spec.split(":")
-    if parts[0] not in _DTYPES or len(parts) not in (2, 3) or not parts[1].isdecimal():
-        raise ValueError(
-            f"{name}: takes DTYPE:COUNT[:zeros|ones|arange|normal|FILE], DTYPE of {', '.join(_DTYPES)}; got {spec!r}"
-        )
-    dtype, count, fill = np.dtype(_DTYPES[parts[0]]), int(parts[1]), parts[2] if len(parts) == 3 else "zeros"
-    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if count * max(dtype.itemsize, 8) > room:
-        raise ValueError(f"{name}: {count} elements of {parts[0]} do not fit into this machine's {room} bytes")
-    values = {
-        "zeros": lambda: np.zeros(count),
-        "ones": lambda: np.ones(count),
-        "arange": lambda: np.arange(count),
-        "normal": lambda: rng.standard_normal(count),
-    }
-    if fill not in values:
-        try:
-            loaded = np.load(fill).reshape(-1) if fill.endswith(".npy") else np.fromfile(fill, dtype)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{name}: {fill} cannot be read: {error}") from None
-        if loaded.size != count:
-            raise ValueError(f"{name}: {fill} has {loaded.size} elements, {count} are asked for")
-        return loaded.astype(dtype)
-    if parts[0] == "bf16":
-        return (values[fill]().astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return values[fill]().astype(dtype)
-
-
-def _number(name: str, spec: str) -> int | float:
-    whole = re.fullmatch(r"[+-]?(0x[0-9a-fA-F]+|\d+)", spec)
-    try:
-        return int(spec, 16 if "x" in spec else 10) if whole else float(spec)
-    except ValueError:
-        raise ValueError(f"{name}: takes a number or DTYPE:COUNT, got {spec!r}") from None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="SPEC",
-        help="one a parameter, in order: a number, or DTYPE:COUNT[:zeros|ones|arange|normal|FILE] for a pointer",
+        help=SYNTAX,
     )
     run.add_argument(
         "--order",
@@ -119,11 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--dump",
-        type=_sizes,
+        type=_dump,
         action="append",
         default=[],
-        metavar="N[,FIRST[,COUNT]]",
-        help="print array argument N afterwards, COUNT elements (64) from FIRST (0) on",
+        metavar="N[.MEMBER][,FIRST[,COUNT]]",
+        help="print the array of argument N afterwards, COUNT elements (64) from FIRST (0) on",
     )
     run.add_argument("--dump-shared", type=_pair, metavar="OFFSET,BYTES", help="with --stop: print shared memory there")
     run.add_argument("--dump-tensor", type=_pair, metavar="COLUMN,COUNT", help="with --stop: print tensor memory there")
@@ -176,7 +140,7 @@ def _stop_line(spec: str, text: str) -> int:
     raise ValueError(f"--stop: no instruction is of {spec}")
 
 
-def _check_wishes(arguments: argparse.Namespace, values: list) -> None:
+def _check_wishes(arguments: argparse.Namespace, arrays: dict[str, Array]) -> None:
     """Raise for what the command line asks to see and the launch does not have."""
     ctas, threads = math.prod(arguments.grid), math.prod(arguments.block)
     if arguments.trace is not None:
@@ -186,9 +150,10 @@ def _check_wishes(arguments: argparse.Namespace, values: list) -> None:
     for name in ("dump_shared", "dump_tensor"):
         if getattr(arguments, name) is not None and arguments.stop is None:
             raise ValueError(f"--{name.replace('_', '-')}: takes effect at a stop, and --stop is not given")
-    for position in (dump[0] for dump in arguments.dump):
-        if position not in range(len(values)) or not isinstance(values[position], np.ndarray):
-            raise ValueError(f"--dump: got {position}, takes the position, from 0, of an array among the --arg")
+    for array, _, _ in arguments.dump:
+        if array not in arrays:
+            known = ", ".join(arrays) or "none"
+            raise ValueError(f"--dump: got {array}, takes the position, from 0, of an array among the --arg ({known})")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -214,18 +179,16 @@ def _run(arguments: argparse.Namespace) -> int:
         dump_tensor=arguments.dump_tensor,
     )
     rng = np.random.default_rng(arguments.seed)
-    values = []
-    for position, spec in enumerate(arguments.arg):
-        if ":" in spec:
-            values.append(_array(f"--arg {position}", spec, rng))
-        else:
-            values.append(_number(f"--arg {position}", spec))
-    _check_wishes(arguments, values)
+    given = [parse(position, spec, rng) for position, spec in enumerate(arguments.arg)]
+    arrays = {name: array for argument in given for name, array in argument.arrays.items()}
+    _check_wishes(arguments, arrays)
+    hidden = [region_of(array.data, f"--arg {name}") for name, array in arrays.items() if "." in name]
     report = module.launch(
         kernel,
         arguments.grid,
         arguments.block,
-        values,
+        [argument.value for argument in given],
+        allocations=hidden,
         cluster=arguments.cluster,
         smem_bytes=arguments.smem,
         options=options,
@@ -237,10 +200,8 @@ def _run(arguments: argparse.Namespace) -> int:
     print(report.table())
     for line, count in sorted(report.by_line.items(), key=lambda item: -item[1])[: arguments.lines]:
         print(f"{count:>12}  {line:>6}  {lines[line - 1].strip()}")
-    for position, first, count in ((*dump, *_DUMP[len(dump) :])[:3] for dump in arguments.dump):
-        part = values[position][first : first + count]
-        shown = np.array2string(part, threshold=max(part.size, 1))
-        print(f"argument {position}, {part.size} of {values[position].size} elements from {first} on: {shown}")
+    for name, first, count in arguments.dump:
+        print(f"argument {name}, {arrays[name].shown(first, count)}")
     return 0
 
 

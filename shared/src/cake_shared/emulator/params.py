@@ -179,7 +179,8 @@ def pack(params: tuple[Param, ...], values: list | tuple) -> tuple[bytes, list[R
         A value does not fit its parameter; the message names position, name and what it takes.
     """
     if len(values) != len(params):
-        raise TypeError(f"the kernel takes {len(params)} parameters, got {len(values)}")
+        declared = ", ".join(f".{p.type}[{p.size}] {short_name(p.name)}" for p in params)
+        raise TypeError(f"the kernel takes {len(params)} parameters ({declared}), got {len(values)}")
     size = max((p.offset + p.size for p in params), default=0)
     buffer, regions = bytearray(size), []
     for position, (param, value) in enumerate(zip(params, values, strict=True)):

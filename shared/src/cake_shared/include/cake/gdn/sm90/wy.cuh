@@ -13,6 +13,7 @@
 
 #include "cake/gdn/sm90/chunk_matrices.cuh"
 #include "cake/gdn/smem_sizes.h"
+#include "cake/ptx/cta.cuh"
 #include "cake/ptx/grid_dependency.cuh"
 
 namespace cake::gdn {
@@ -92,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
     const BlockInverseSmem& matrix = smem.out.scratch[role & 1];
     const DiagonalBlocks& diagonal = smem.out.diagonal[role & 1];
     char* const inverse = smem.out.scratch[role & 1].high;
+    const auto a_is_read = [] { ptx::named_barrier_sync(1, kWyThreads); };  // from two places, as no __syncthreads may be
     const bool there = (role & 1) < heads;
     if (role < 2) {
       InverseRow<3> last;
@@ -99,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
         last.make(matrix, diagonal, offsets, lane);
         last.carry(lane);
       }
-      __syncthreads();
+      a_is_read();
       if (there) last.store(inverse, offsets);
     } else {
       InverseRow<0> first;
@@ -113,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
         third.make(matrix, diagonal, offsets, lane);
         third.carry(lane);
       }
-      __syncthreads();
+      a_is_read();
       if (there) {
         first.store(inverse, offsets);
         second.store(inverse, offsets);

@@ -123,7 +123,8 @@ def run_tools(tools: list[str], seconds: float, logs: Path) -> tuple[dict, dict,
     runs = [(tool, part) for tool in tools for part in PARTS]
     for tool, part in sorted(runs, key=lambda run: (run[0] != "racecheck", "segments" not in run[1])):  # longest first
         log = logs / f"{tool}-{list(PARTS).index(part)}.txt"
-        words = ["compute-sanitizer", "--tool", tool, "--print-limit", "2000", sys.executable, __file__]
+        words = ["compute-sanitizer", "--tool", tool, "--print-limit", "1000", "--show-backtrace", "device"]
+        words += [sys.executable, __file__]
         with log.open("w") as file:
             process = subprocess.Popen(
                 [*words, "--launch", part], stdout=file, stderr=subprocess.STDOUT, env=environment

@@ -239,13 +239,8 @@ class Findings:
         return result
 
 
-def measure(found: Findings, arms: list[GdnArm], seconds: float) -> Result:
-    """Closed forms, then ours on every case, then the peers: cheapest first, as far as the time goes."""
-    rule = arms[0].rule
-    rows: list[tuple[str, Callable[[], object]]] = [
-        ("closed forms CF2 to CF4", lambda: found.forms.update(other_forms(rule))),
-        *((f"CF1 of {n} tokens", lambda n=n: found.forms.update(identical_keys(rule, n))) for n in CF1_TOKENS),
-    ]
+def measure(found: Findings, ours: GdnArm, peers: Callable[[], list[GdnArm]], seconds: float) -> Result:
+    """Closed forms and ours on every case, then the peers, whose import may take long, as far as the time goes."""
     cases: dict[str, tuple] = {}
 
     def errors(arm: GdnArm, name: str, *made):
@@ -255,17 +250,30 @@ def measure(found: Findings, arms: list[GdnArm], seconds: float) -> Result:
         found.errors.setdefault(name, {})[arm.name] = errors_of(arm, *cases[name])
         print(f"{name}: {arm.name}: {', '.join(f'{e:.2e}' for e in found.errors[name][arm.name].values())}", flush=True)
 
-    for arm in arms:
-        # Of a peer first what limits ours.
-        for name, *made, _ in CASES if arm is arms[0] else sorted(CASES, key=lambda case: "FLA" not in case[-1]):
-            rows.append((f"{name}: {arm.name}", lambda arm=arm, name=name, made=made: errors(arm, name, *made)))
-    for place, (what, row) in enumerate(rows):
-        if time.monotonic() - found.begin > seconds:
-            found.missing += [f"not measured for want of time: {left}" for left, _ in rows[place:]]
-            break
-        row()
-        print(f"{time.monotonic() - found.begin:.1f} s: {what}", flush=True)
-        found.save([f"not measured: {left}" for left, _ in rows[place + 1 :]])
+    def rows_of(arm: GdnArm, chosen) -> list[tuple[str, Callable[[], object]]]:
+        return [
+            (f"{name}: {arm.name}", lambda name=name, made=made: errors(arm, name, *made)) for name, *made, _ in chosen
+        ]
+
+    def run_rows(rows: list[tuple[str, Callable[[], object]]]):
+        for place, (what, row) in enumerate(rows):
+            if time.monotonic() - found.begin > seconds:
+                found.missing += [f"not measured for want of time: {left}" for left, _ in rows[place:]]
+                break
+            row()
+            print(f"{time.monotonic() - found.begin:.1f} s: {what}", flush=True)
+            found.save([f"not measured: {left}" for left, _ in rows[place + 1 :]])
+
+    run_rows(
+        [
+            ("closed forms CF2 to CF4", lambda: found.forms.update(other_forms(ours.rule))),
+            *((f"CF1 of {n} tokens", lambda n=n: found.forms.update(identical_keys(ours.rule, n))) for n in CF1_TOKENS),
+            *rows_of(ours, CASES),
+        ]
+    )
+    for arm in peers():
+        found.environment[arm.name] = arm.version
+        run_rows(rows_of(arm, sorted(CASES, key=lambda case: "FLA" not in case[-1])))  # first what limits ours
     return found.save([])
 
 
@@ -276,16 +284,19 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing new after that")
     parser.add_argument("--commit", default="", help="commit of this tree where git cannot say it")
     options = parser.parse_args()
-    one_configuration()
-    peers, missing = installed_peers(("FLA",))
-    arms = [GdnArm("ours", chunk_gated_delta_rule, torch.int32, cake_gdn_det_train.__version__), *peers]
+    ours = GdnArm("ours", chunk_gated_delta_rule, torch.int32, cake_gdn_det_train.__version__)
     environment = describe_gpu(Path(__file__).resolve().parents[3], options.commit)
-    environment["driver"] = gpu_facts()["driver"]
-    environment.update({arm.name: arm.version for arm in arms})
+    environment.update({"driver": gpu_facts()["driver"], ours.name: ours.version})
     kept = Path(__file__).parent / "results" / f"accuracy-{gpu_name()}.json"
     found = Findings(environment, options.out or (kept if options.write else None))
-    found.missing += missing
-    result = measure(found, arms, options.seconds)
+
+    def peers() -> list[GdnArm]:
+        one_configuration()
+        arms, missing = installed_peers(("FLA",))
+        found.missing += missing
+        return arms
+
+    result = measure(found, ours, peers, options.seconds)
     print(result.text())
     failures = found.failures()
     print("\n".join([*found.missing, *failures]), file=sys.stderr)

@@ -257,6 +257,15 @@ def test_chain_warps_follow_the_load_alone():
     assert chain_warps(4, 16, 64) == 8
 
 
+@pytest.mark.parametrize(
+    ("key_heads", "tokens", "warps", "wave_warps"), [(8, 16384, 4, 4), (8, 32768, 8, 8), (8, 300, 4, 4)]
+)
+def test_chains_of_a_wave_share_the_device(key_heads, tokens, warps, wave_warps):
+    """Forward and reverse chains of a wave of heads run side by side, so that half of the device is for either."""
+    plan = plan_backward(Problem(1, tokens, key_heads, 2 * key_heads, None, False, False, 132, True), True)
+    assert (plan.warps, plan.wave_warps) == (warps, wave_warps)
+
+
 @pytest.mark.parametrize("tokens", [1, 8192, 8193, 12288, 16385, 131071])
 def test_slots_hold_every_border_of_segments(tokens):
     """Each segment after a sequence's first has a slot of its own, wherever its sequence starts in the row."""

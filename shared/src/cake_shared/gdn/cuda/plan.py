@@ -184,7 +184,8 @@ def _plan(problem: Problem, regions_of) -> Plan:
     wave_key_heads = ceil_div(p.key_heads, min(waves, p.key_heads))
     wave_heads = wave_key_heads * (p.value_heads // p.key_heads)
     regions = tuple(regions_of(p, chunks, wave_heads, slots * p.value_heads * _STATE_BYTES))
-    wave_warps = chain_warps(segments, wave_heads, p.multiprocessors)
+    # A wave's reverse and forward chains run side by side.
+    wave_warps = warps if wave_key_heads == p.key_heads else chain_warps(2 * segments, wave_heads, p.multiprocessors)
     return Plan(tables, slots, warps, groundwork, regions, wave_key_heads, wave_warps)
 
 

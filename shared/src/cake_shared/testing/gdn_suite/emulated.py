@@ -68,7 +68,12 @@ def _all_options():
     return case.with_(q=case.q * 3, k=case.k * 2, g=g, beta=beta, options=options)
 
 
-CASES = {"pack": _short_pack, "options": _all_options, "strong decay": lambda: base(70, 1, 1, gate="Gqwen")}
+CASES = {
+    "pack": _short_pack,
+    "options": _all_options,
+    "strong decay": lambda: base(70, 1, 1, gate="Gqwen"),
+    "three heads": lambda: base(70, 1, 3),
+}
 
 
 def _run_in(emulated, architecture, case, options, multiprocessors=132, wrt=None):

@@ -23,13 +23,60 @@ struct NativeWySmem {
   union {
     alignas(1024) char k[kTokenTileBytes];
     struct {
-      BlockInverseSmem scratch[2];  // in the end T in place of the first words
+      BlockInverseSmem scratch[2];  // in the end T in place of first words: of its own A, or where there is one head of the other
       DiagonalBlocks diagonal[2];
     } out;
   };
   alignas(16) ChunkScalars scalars[2];
 };
 static_assert(sizeof(NativeWySmem) == kNativeWySmemBytes);
+
+// T of two heads, each by half of the warps: one the last row, one the others. T goes where A was when nobody reads A any more.
+__device__ __forceinline__ void make_two(NativeWySmem& smem, int role, const tile::LaneOffsets& offsets, int lane) {
+  const BlockInverseSmem& matrix = smem.out.scratch[role & 1];
+  const DiagonalBlocks& diagonal = smem.out.diagonal[role & 1];
+  char* const inverse = smem.out.scratch[role & 1].high;
+  const auto a_is_read = [] { ptx::named_barrier_sync(1, kWyThreads); };  // from two places, as no __syncthreads may be
+  if (role < 2) {
+    InverseRow<3> last;
+    last.make(matrix, diagonal, offsets, lane);
+    last.carry(lane);
+    a_is_read();
+    last.store(inverse, offsets);
+  } else {
+    InverseRow<0> first;
+    InverseRow<1> second;
+    InverseRow<2> third;
+    first.make(matrix, diagonal, offsets, lane);
+    second.make(matrix, diagonal, offsets, lane);
+    third.make(matrix, diagonal, offsets, lane);
+    first.carry(lane);
+    second.carry(lane);
+    third.carry(lane);
+    a_is_read();
+    first.store(inverse, offsets);
+    second.store(inverse, offsets);
+    third.store(inverse, offsets);
+  }
+}
+
+template <int kRow>
+__device__ __forceinline__ void make_row(NativeWySmem& smem, const tile::LaneOffsets& offsets, int lane) {
+  InverseRow<kRow> row;
+  row.make(smem.out.scratch[0], smem.out.diagonal[0], offsets, lane);
+  row.carry(lane);
+  row.store(smem.out.scratch[1].high, offsets);
+}
+
+// T of one head, a row a warp, where the other head's A would be.
+__device__ __forceinline__ void make_one(NativeWySmem& smem, int role, const tile::LaneOffsets& offsets, int lane) {
+  switch (role) {
+    case 0: make_row<3>(smem, offsets, lane); break;
+    case 1: make_row<2>(smem, offsets, lane); break;
+    case 2: make_row<1>(smem, offsets, lane); break;
+    default: make_row<0>(smem, offsets, lane); break;
+  }
+}
 
 }  // namespace cake::gdn
 
@@ -89,44 +136,17 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
     __syncwarp();
     invert_diagonals(smem.out.scratch, smem.out.diagonal, heads, warp, lane);
     __syncthreads();
-    // Half of the warps make the longest rows, the others the rest; T goes where A was when nobody reads A any more.
-    const BlockInverseSmem& matrix = smem.out.scratch[role & 1];
-    const DiagonalBlocks& diagonal = smem.out.diagonal[role & 1];
-    char* const inverse = smem.out.scratch[role & 1].high;
-    const auto a_is_read = [] { ptx::named_barrier_sync(1, kWyThreads); };  // from two places, as no __syncthreads may be
-    const bool there = (role & 1) < heads;
-    if (role < 2) {
-      InverseRow<3> last;
-      if (there) {
-        last.make(matrix, diagonal, offsets, lane);
-        last.carry(lane);
-      }
-      a_is_read();
-      if (there) last.store(inverse, offsets);
+    if (heads == 2) {
+      make_two(smem, role, offsets, lane);
     } else {
-      InverseRow<0> first;
-      InverseRow<1> second;
-      InverseRow<2> third;
-      if (there) {
-        first.make(matrix, diagonal, offsets, lane);
-        first.carry(lane);
-        second.make(matrix, diagonal, offsets, lane);
-        second.carry(lane);
-        third.make(matrix, diagonal, offsets, lane);
-        third.carry(lane);
-      }
-      a_is_read();
-      if (there) {
-        first.store(inverse, offsets);
-        second.store(inverse, offsets);
-        third.store(inverse, offsets);
-      }
+      make_one(smem, role, offsets, lane);
     }
     ptx::fence_async_shared();
     __syncthreads();
     if (thread == 0) {
       for (int h = 0; h < heads; ++h) {
-        ptx::bulk_store(p.inverse + (record + h) * kSquareTileBytes, smem.out.scratch[h].high, kSquareTileBytes);
+        const int from = heads == 2 ? h : 1;
+        ptx::bulk_store(p.inverse + (record + h) * kSquareTileBytes, smem.out.scratch[from].high, kSquareTileBytes);
         ptx::bulk_store(p.scalars + (record + h) * kScalarFloats, smem.scalars[h], 4 * kScalarFloats);
       }
       ptx::bulk_commit();

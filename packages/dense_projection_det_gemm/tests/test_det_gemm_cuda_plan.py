@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cake_shared.gemm.problem import GemmProblem
-from dense_projection_det_gemm.cuda_plan import MIN_PIECE_BLOCKS, PORTABLE, plan_gemm_cuda
+from dense_projection_det_gemm.cuda_plan import GROUP_ROWS, MIN_PIECE_BLOCKS, PORTABLE, plan_gemm_cuda
 
 EXTENT = st.integers(1, 70000)
 
@@ -60,6 +60,14 @@ def test_short_contractions_of_many_tiles_take_turns():
     assert "turns_out" not in (stage(16384, 4096, 64), stage(16384, 4096, 4096), stage(1024, 1024, 512))
     # A weight gradient's cut, and so its bits, would depend on the tile.
     assert stage(4096, 4096, 512, "m") != "turns_out"
+
+
+def test_what_stores_bound_writes_whole_rows():
+    for k in (32, 48, 64):
+        plan = plan_gemm_cuda(problem(16231, 4096, k, "k", "n"))
+        assert (plan.stage, plan.group_rows, plan.cut.pieces) == ("broad_out", 1, 1)
+    assert plan_gemm_cuda(problem(16231, 64, 64, "k", "n")).stage == "narrow_out"
+    assert plan_gemm_cuda(problem(16231, 4096, 128, "k", "n")).group_rows == GROUP_ROWS
 
 
 def test_transposed_results_are_cut_by_the_layout_of_the_operands():

@@ -57,9 +57,13 @@ NATIVE = {
 
 MIN_PIECE_BLOCKS = 8
 MAX_PIECES = 32
-# Below, the bytes of results bound a product and turns gain nothing; and a turn needs one before and one after it.
-TURNS_MIN_BLOCKS, TURNS_MIN_ROUNDS = 8, 3
+# Below, the bytes of results bound a product and turns gain nothing.
+TURNS_MIN_BLOCKS = 8
+MANY_ROUNDS = 3  # of a tile's units: what overlaps with the tiles before and after needs them
 GROUP_ROWS = 8  # units along m that are visited before the columns advance
+# With so few blocks the stores of a result are all there is: they go fastest where a tile's results have room in shared
+# memory, which is the case of this stage's, and where units at work write whole rows.
+STORED_BLOCKS, STORED_STAGE, STORED_GROUP_ROWS = 1, "broad_out", 1
 SUM_NS = 3000.0  # a launch, and filling and draining the device once more
 PARTIAL_BYTES_PER_NS = 3500.0
 HALF_UNIT = 0.56  # of a unit's time
@@ -169,11 +173,15 @@ def best_stage(batch: int, m: int, n: int, blocks: int, may_cut_k: bool) -> str:
     def ns(stage: str) -> float:
         tile = NATIVE[stage]
         units = units_of(tile, batch, m, n)
-        turns = blocks >= TURNS_MIN_BLOCKS and units >= TURNS_MIN_ROUNDS * tile.at_once
+        turns = blocks >= TURNS_MIN_BLOCKS and units >= MANY_ROUNDS * tile.at_once
         if stage == "turns_out" and (may_cut_k or not turns):
             return math.inf
         return cost_ns(tile, units, blocks, best_cut(tile, units, blocks, may_cut_k))
 
+    stored = NATIVE[STORED_STAGE]
+    many = units_of(stored, batch, m, n) >= MANY_ROUNDS * stored.at_once and n > stored.columns
+    if blocks <= STORED_BLOCKS and many and not may_cut_k:
+        return STORED_STAGE
     return min(NATIVE, key=ns)
 
 
@@ -218,7 +226,7 @@ def plan_gemm_cuda(
         swapped=swapped,
         tile=tile,
         cut=cut,
-        group_rows=GROUP_ROWS,
+        group_rows=STORED_GROUP_ROWS if blocks <= STORED_BLOCKS else GROUP_ROWS,
         order="k ascending in FP32" + (", pieces ascending in FP32" if slots else "") + ", then the output",
         workspace_bytes=4 * slots * tile.rows * tile.columns,
     )

@@ -61,16 +61,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"--device: {error}", file=sys.stderr)
         return 2
     executor = concurrent.futures.ThreadPoolExecutor
+    longest_first = sorted(wanted, key=lambda p: p.family != "own programs")
     with executor(arguments.jobs) as pool, executor(DEVICE_JOBS) as device_pool:
-        emulated = {p.name: pool.submit(run_side, "emulator", p) for p in wanted}
-        on_device = {p.name: device_pool.submit(run_side, "device", p) for p in wanted if arguments.device}
-        for program in wanted:
+        emulated = {p.name: pool.submit(run_side, "emulator", p) for p in longest_first}
+        on_device = {p.name: device_pool.submit(run_side, "device", p) for p in longest_first if arguments.device}
+        for program in longest_first:
             measured: Side | None = on_device[program.name].result() if arguments.device else None
             entry = judge(program, emulated[program.name].result(), measured)
             entries[program.name] = entry
             print(_line(program, entry), flush=True)
             if arguments.out:  # what is known so far, should the run be cut short
-                result = {"environment": facts, "programs": entries}
+                known = {p.name: entries[p.name] for p in wanted if p.name in entries}
+                result = {"environment": facts, "programs": known}
                 arguments.out.write_text(json.dumps(result, indent=1, sort_keys=False) + "\n")
     agreeing = sum(entry["verdict"] == "agrees" for entry in entries.values())
     against = "the GPU and NumPy" if arguments.device else "NumPy"

@@ -14,24 +14,28 @@ import numpy as np
 
 from cake_shared._version import __version__
 from cake_shared.emulator.conformance import compare
-from cake_shared.emulator.conformance.model import Case, Check, Program, Refusal
+from cake_shared.emulator.conformance.model import Check, Program, Refusal
 
 PROGRAM_SECONDS = 300
 
 
 @dataclasses.dataclass
 class Side:
-    """One run of a program: what it wrote, or why it failed."""
+    """One run of a program: what it wrote, or why it failed, and how the case that it built is judged."""
 
     data: dict[str, np.ndarray] | None
     error: str | None
     seconds: float
+    checks: Sequence[Check] | None = None
+    refusal: Refusal | None = None
 
 
 def _work(side: str, program: Program, connection) -> None:
     began = time.perf_counter()
+    checks, refusal = None, None
     try:
         case = program.build()
+        checks, refusal = case.checks, case.refusal
         if side == "device":
             from cake_shared.emulator.conformance.device import Device
 
@@ -40,9 +44,9 @@ def _work(side: str, program: Program, connection) -> None:
             from cake_shared.emulator.conformance.emulate import run_case
 
             data = run_case(case, name=program.name)
-        connection.send(Side(data, None, time.perf_counter() - began))
+        connection.send(Side(data, None, time.perf_counter() - began, checks, refusal))
     except Exception as error:  # whatever a program raises is its result, and is reported as a failure
-        connection.send(Side(None, f"{type(error).__name__}: {error}", time.perf_counter() - began))
+        connection.send(Side(None, f"{type(error).__name__}: {error}", time.perf_counter() - began, checks, refusal))
 
 
 def run_side(side: str, program: Program) -> Side:
@@ -100,8 +104,8 @@ def _tally(verdicts: Sequence[compare.Verdict]) -> dict:
     return summary
 
 
-def _judge_reference(case: Case, data: dict[str, np.ndarray]) -> list[compare.Verdict]:
-    verdicts = (compare.against_reference(check, data[check.buffer]) for check in case.checks)
+def _judge_reference(checks: Sequence[Check], data: dict[str, np.ndarray]) -> list[compare.Verdict]:
+    verdicts = (compare.against_reference(check, data[check.buffer]) for check in checks)
     return [v for v in verdicts if v is not None]
 
 
@@ -119,11 +123,13 @@ def _judge_refusal(refusal: Refusal, emulated: Side, measured: Side | None) -> d
 
 def judge(program: Program, emulated: Side, measured: Side | None) -> dict:
     """One program's entry of the result file."""
-    case = program.build()
-    checks: Sequence[Check] = case.checks
+    checks, refusal = emulated.checks, emulated.refusal
+    if checks is None:  # the run did not come so far
+        case = program.build()
+        checks, refusal = case.checks, case.refusal
     entry: dict = {"family": program.family, "checks": len(checks)}
-    if case.refusal is not None:
-        return entry | _judge_refusal(case.refusal, emulated, measured)
+    if refusal is not None:
+        return entry | _judge_refusal(refusal, emulated, measured)
     passed = emulated.error is None
     if emulated.error:
         entry["emulator_error"] = emulated.error
@@ -131,11 +137,11 @@ def judge(program: Program, emulated: Side, measured: Side | None) -> dict:
         entry["device_error"] = measured.error
         passed = False
     if emulated.data is not None:
-        verdicts = _judge_reference(case, emulated.data)
+        verdicts = _judge_reference(checks, emulated.data)
         entry["emulator_against_numpy"] = _tally(verdicts)
         passed &= all(v.passed for v in verdicts)
     if measured is not None and measured.data is not None:
-        verdicts = _judge_reference(case, measured.data)
+        verdicts = _judge_reference(checks, measured.data)
         entry["device_against_numpy"] = _tally(verdicts)
         passed &= all(v.passed for v in verdicts)
         entry["device_sha256"] = compare.fingerprint(checks, measured.data)

@@ -7,7 +7,8 @@
 // writes  E in the segment's slot; D in the slot of the next segment
 // order   one CTA per long sequence, value head and 16 value columns, a thread a key row and four columns; segments in sequence
 //         order, keys ascending, FP32 fused multiply-adds
-// barriers  the state of a border written, in one of two buffers; with a transposed M also a strip of it written | read
+// barriers  what was found of earlier borders read | what the next ones take found | the state of a border written, in one of two
+//           buffers, and that of the one before it read; with a transposed M also a strip of it written | read
 #pragma once
 
 #include "cake/gdn/any/tile_copy.cuh"
@@ -19,11 +20,13 @@ struct SegmentStatesConfig {
   static constexpr int kThreads = kSegmentStatesThreads;
   static constexpr int kColumns = kSegmentStatesColumns;
   static constexpr int kStrip = 32;  // keys of M that a transposed pass stages at a time
+  static constexpr int kLookAhead = 64;  // borders of which it is found at a time whether they take from the one visited before
 };
 
 struct SegmentStatesSmem {
   alignas(16) float state[2][kHeadDim][SegmentStatesConfig::kColumns];  // [key][value column]
   float strip[kHeadDim][SegmentStatesConfig::kStrip + 1];
+  int32_t taken[SegmentStatesConfig::kLookAhead];
 };
 static_assert(sizeof(SegmentStatesSmem) == kSegmentStatesSmemBytes);
 
@@ -80,17 +83,33 @@ __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
   const int64_t step = int64_t{p.heads.value_heads} * kStateElements;
   const int64_t slot = slot_offset(first, p.heads, p.slots_per_row, head, 1);  // border b lies at slot + b * step
   const int64_t own = slot + static_cast<int64_t>(slice * Config::kColumns + column) * kHeadDim + key;
+  // M of the segment between border i and the one visited before: slot s holds that of segment s + 1.
+  const auto factor_slot_of = [&](int i) { return kReverse ? borders - 1 - i : i - 1; };
+  const auto takes = [&](int i) {
+    if (i == 0 || i >= borders) return false;
+    const int32_t factor_chunk = first.first_chunk + (factor_slot_of(i) + 1) * cake::work::kSegmentChunks;
+    return !(p.scalars && forgets(p.scalars, factor_chunk, p.heads.value_heads, head));
+  };
 #pragma unroll 1
   for (int i = 0; i < borders; ++i) {
+    const int ahead = i % (Config::kLookAhead - 1);
+    if (ahead == 0) {  // of these borders and the one behind them
+      __syncthreads();
+      for (int j = threadIdx.x / 32; j < Config::kLookAhead; j += Config::kThreads / 32) {
+        const bool taken = takes(i + j);
+        if (threadIdx.x % 32 == 0) smem.taken[j] = taken;
+      }
+      __syncthreads();
+    }
+    const bool taken = smem.taken[ahead] != 0, given = smem.taken[ahead + 1] != 0;
+    if (!taken && !given) continue;  // what is there stays, and nobody asks for it
     const int border = kReverse ? borders - 1 - i : i;
     float* at = p.states + own + border * step;
     float next[4];
 #pragma unroll
     for (int v = 0; v < 4; ++v) next[v] = at[v * kHeadDim];
-    // M of the segment between this border and the one visited before: slot s holds that of segment s + 1.
-    const int factor_slot = kReverse ? border : border - 1;
-    const int32_t factor_chunk = first.first_chunk + (factor_slot + 1) * cake::work::kSegmentChunks;
-    if (i > 0 && !(p.scalars && forgets(p.scalars, factor_chunk, p.heads.value_heads, head))) {
+    if (taken) {
+      const int factor_slot = factor_slot_of(i);
       const float* factor = p.factors + slot + factor_slot * step;
       const auto& from = smem.state[i & 1];
       if constexpr (kReverse) {
@@ -115,7 +134,9 @@ __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
 #pragma unroll
       for (int v = 0; v < 4; ++v) at[v * kHeadDim] = next[v];
     }
-    *reinterpret_cast<float4*>(&smem.state[(i + 1) & 1][key][column]) = make_float4(next[0], next[1], next[2], next[3]);
+    if (given) {
+      *reinterpret_cast<float4*>(&smem.state[(i + 1) & 1][key][column]) = make_float4(next[0], next[1], next[2], next[3]);
+    }
     __syncthreads();
   }
 }

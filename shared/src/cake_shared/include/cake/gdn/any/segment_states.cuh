@@ -7,8 +7,8 @@
 // writes  E in the segment's slot; D in the slot of the next segment
 // order   one CTA per long sequence, value head and 16 value columns, a thread a key row and four columns; segments in sequence
 //         order, keys ascending, FP32 fused multiply-adds
-// barriers  what was found of earlier borders read | what the next ones take found | the state of a border written, in one of two
-//           buffers, and that of the one before it read; with a transposed M also a strip of it written | read
+// barriers  what was found of earlier borders read | what the next ones take found | the state of a border written, in one of
+//           two buffers, and that of the one before it read; with a transposed M also a strip of it written | read
 #pragma once
 
 #include "cake/gdn/any/tile_copy.cuh"

@@ -52,10 +52,10 @@ struct SplitBlock {
   }
 };
 
-// Inverts the diagonal blocks of `warp` of two matrices, which this warp wrote, and puts them where the products of A leave room:
-// a half warp a matrix, a lane a column.
-__device__ __forceinline__ void invert_diagonals(BlockInverseSmem (&smem)[2], const DiagonalBlocks (&blocks)[2],
-                                                 int matrices, int warp, int lane) {
+// Inverts the diagonal blocks of `warp` of two matrices, which this warp wrote, and puts them where the products of A leave
+// room: a half warp a matrix, a lane a column.
+__device__ __forceinline__ void invert_diagonals(BlockInverseSmem (&smem)[2], const DiagonalBlocks (&blocks)[2], int matrices,
+                                                 int warp, int lane) {
   const int column = lane & 15, matrix = lane >> 4;
   const float* block = blocks[matrix < matrices ? matrix : 0].of[warp];
   float x[16];
@@ -137,8 +137,8 @@ struct InverseRow {
   float lost[2];  // in the rows above g and g + 8 of the block row, where this lane holds what it goes to
 
   // Reads A; other warps may do so at the same time.
-  __device__ __forceinline__ void make(const BlockInverseSmem& smem, const DiagonalBlocks& diagonal, const tile::LaneOffsets& offsets,
-                                       int lane) {
+  __device__ __forceinline__ void make(const BlockInverseSmem& smem, const DiagonalBlocks& diagonal,
+                                       const tile::LaneOffsets& offsets, int lane) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * kRow + (lane >> 2) + 8 * half;

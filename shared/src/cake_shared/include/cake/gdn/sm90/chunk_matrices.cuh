@@ -102,7 +102,8 @@ struct RowPair {
 
 // A of one block from its K K^T: two words for the products, or the diagonal block for the substitution.
 template <bool kDiagonal>
-__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, DiagonalBlocks& diagonal, const RowPair& rows, const ChunkScalars& scalars,
+__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, DiagonalBlocks& diagonal, const RowPair& rows,
+                                                   const ChunkScalars& scalars,
                                                    const float* kk, int block,
                                                    const tile::LaneOffsets& offsets) {
   float decay[2][4], a[2][4];
@@ -126,7 +127,8 @@ __device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, Diago
 }
 
 // A of a warp's rows.
-__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, DiagonalBlocks& diagonal, const ChunkScalars& scalars,
+__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, DiagonalBlocks& diagonal,
+                                                       const ChunkScalars& scalars,
                                                        const float (&kk)[32], int warp,
                                                        const tile::LaneOffsets& offsets, int lane) {
   const RowPair rows(scalars, warp, lane);

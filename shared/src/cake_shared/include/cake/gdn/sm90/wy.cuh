@@ -23,7 +23,7 @@ struct NativeWySmem {
   union {
     alignas(1024) char k[kTokenTileBytes];
     struct {
-      BlockInverseSmem scratch[2];  // in the end T in place of first words: of its own A, or where there is one head of the other
+      BlockInverseSmem scratch[2];  // in the end T where first words were: its own, or with one head the other's
       DiagonalBlocks diagonal[2];
     } out;
   };

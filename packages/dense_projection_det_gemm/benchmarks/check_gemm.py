@@ -14,9 +14,11 @@ import dense_projection_det_gemm as det
 from cake_shared.bench.gemm import BF16_LIMIT, relative_error
 from cake_shared.bench.gemm_check import Findings, GemmCheck
 from cake_shared.gemm import oracle
+from cake_shared.gemm.problem import GemmProblem
 from cake_shared.testing.bits import bits_of, same_bits
 from cake_shared.testing.gemm_cuda import RAGGED, GemmCase, fp32_limit, layout_cases, normal
 from dense_projection_det_gemm import cuda
+from dense_projection_det_gemm.cuda_plan import NATIVE, plan_gemm_cuda
 
 BF16, FP32 = torch.bfloat16, torch.float32
 REPEATS = 20
@@ -104,6 +106,12 @@ def launch_for_the_sanitizer():
     for case in small:
         (a, b), (out, _) = case.operands("cuda"), case.output("cuda")
         det.dense_projection_det_gemm(a, b, out, case.out_major == "m", accumulate=case.accumulate)
+    # So few tiles run few of the programs of their own accord.
+    case, backend = GemmCase(300, 264, 200, "k", "k"), cuda.gemm_backend(torch.device("cuda"))
+    problem = GemmProblem(1, case.m, case.n, case.k, "k", "k", "bfloat16", target="cuda")
+    for stage in NATIVE:
+        (a, b), (out, _) = case.operands("cuda"), case.output("cuda")
+        backend.prepare("gemm_out", problem, a, b, out, plan_gemm_cuda(problem, backend.native, stage=stage))[1]()
     x, w, g = (normal(*s, seed=i, dtype=FP32) for i, s in enumerate(((130, 200), (40, 200), (130, 40))))
     x[1, 0], x[3, 2], x[3, 1] = float("inf"), 1e38, 1e-38
     det.router_forward(x, w)

@@ -232,7 +232,10 @@ struct RouterNative {
         if (group + 1 == kGroups && more) take(ahead, rows, next, false);
         ptx::wgmma_wait<0>();
         ptx::wgmma_keep(acc);
-        if (group + 1 == kGroups && lane < kRouterCtas) ptx::mbarrier_arrive_remote(smem.ring.empty(at), lane);
+        if (group + 1 == kGroups) {
+          __syncwarp();  // two lanes speak for the reads of all
+          if (lane < kRouterCtas) ptx::mbarrier_arrive_remote(smem.ring.empty(at), lane);
+        }
 #pragma unroll
         for (int i = 0; i < kSums; ++i) totals[group][i] = __fadd_rn(totals[group][i], acc[i]);
       }

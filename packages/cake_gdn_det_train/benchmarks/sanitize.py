@@ -111,7 +111,7 @@ def reports_of(output: str) -> Counter:
 
 def summary_of(output: str, status: int) -> tuple[str, bool]:
     """The last summary line, and whether the tool found nothing."""
-    lines = re.findall(r"SUMMARY: (.*)", output)
+    lines = [line for line in re.findall(r"SUMMARY: (.*)", output) if "not printed" not in line]
     said = lines[-1].strip() if lines else f"no summary, exit status {status}"
     return said, status == 0 and bool(lines) and found_nothing(said)
 

@@ -256,3 +256,35 @@ def test_every_error_of_loading_is_an_emulator_error():
     ):
         with pytest.raises(EmulatorError):
             Module.from_ptx(text).require("k")
+
+
+HEADER = ".version 9.0\n.target sm_90a\n.address_size 64\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (HEADER + ".entry k() { .reg .b32 %r<4>; .reg .b64 %r2; ret; }", "%r2 is declared twice"),
+        (HEADER + ".entry k() { ret; }\n.entry k() { ret; }", "function k is defined twice"),
+        (HEADER + ".global .b32 x;\n.global .b64 x;\n.entry k() { ret; }", "variable x is declared twice"),
+        (HEADER + ".entry k(.param .b32 a, .param .b32 a) { ret; }", "parameter a is declared twice"),
+        (
+            HEADER + ".entry k() { .reg .b32 %r<100000000000>; ret; }",
+            "100000000000 registers %r, 0 to 1048576 are taken",
+        ),
+        (HEADER + ".global .align 3 .b32 x;\n.entry k() { ret; }", "alignment 3 is no power of two"),
+        (HEADER + ".entry k() { .shared .b8 x[99999999999]; ret; }", "array x of 99999999999 elements"),
+        (HEADER + ".shared .b32 x = 1;\n.entry k() { ret; }", "variable x of this state space takes no initialiser"),
+        (HEADER + ".entry k() .maxntid 0 { ret; }", "a size of 0"),
+        (
+            HEADER + ".entry k() { .reg .b64 %r; mov.u64 %r, 99999999999999999999; ret; }",
+            "a number of more than 64 bits",
+        ),
+        (HEADER + ".entry k() { ret; } /* never closed", "a comment without an end"),
+        (".target sm_90a\n.address_size 64\n.entry k() { ret; }", "the text has no .version"),
+        (".version 9.0\n.address_size 64\n.entry k() { ret; }", "the text has no .target"),
+    ],
+)
+def test_declarations_that_do_not_hold_are_refused(text, what):
+    with pytest.raises(PtxSyntaxError, match=re.escape(what)):
+        Module.from_ptx(text)

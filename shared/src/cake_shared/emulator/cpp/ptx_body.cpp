@@ -96,6 +96,7 @@ void Parser::loc_directive() {
 std::string Parser::declare(FunctionAst& f, const std::string& name) {
   (void)f;
   // Function-level names stay readable; names of inner blocks get a suffix, so that they are unique.
+  if (scopes_.back().names.count(name)) error(name + " is declared twice");
   std::string unique = scopes_.size() == 1 ? name : name + "#" + std::to_string(next_unique_++);
   scopes_.back().names[name] = unique;
   return unique;
@@ -103,13 +104,15 @@ std::string Parser::declare(FunctionAst& f, const std::string& name) {
 
 void Parser::registers(FunctionAst& f) {
   std::string type = expect_word();
-  if (type == ".v2" || type == ".v4") error("vector registers are not executed");
+  if (type == ".v2" || type == ".v4") unsupported("vector registers are not executed");
   type = type.substr(1);
   if (!type_bytes(type)) error("unknown register type " + type);
   do {
     const std::string base = expect_word();
     if (accept("<")) {
+      constexpr i64 kMost = 1 << 20;
       const i64 count = expect_integer();
+      if (count < 0 || count > kMost) error(std::to_string(count) + " registers " + base + ", 0 to " + std::to_string(kMost) + " are taken");
       expect(">");
       for (i64 k = 0; k < count; ++k) f.registers.push_back({declare(f, base + std::to_string(k)), type});
     } else {

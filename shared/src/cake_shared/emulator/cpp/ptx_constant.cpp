@@ -53,7 +53,7 @@ Parser::Constant Parser::constant_primary() {
   if (peek().kind != Token::Number) error("expected a number before '" + std::string(peek().text) + "'");
   const Token token = take();
   const Number n = parse_number(token);
-  if (n.kind != Number::Integer) error("floating-point constant expressions are not executed");
+  if (n.kind != Number::Integer) unsupported("floating-point constant expressions are not executed");
   return {n.bits, token.text.back() == 'U' || token.text.back() == 'u' || n.bits >> 63 != 0};
 }
 

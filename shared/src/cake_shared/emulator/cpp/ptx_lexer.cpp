@@ -1,6 +1,7 @@
 #include "ptx_lexer.h"
 
 #include <cctype>
+#include <cerrno>
 #include <cstdlib>
 
 namespace cake::emu {
@@ -31,8 +32,10 @@ std::vector<Token> tokenize(const std::string& text) {
     } else if (c == '/' && next == '/') {
       while (at < end && text[at] != '\n') ++at;
     } else if (c == '/' && next == '*') {
+      const u32 begins = line;
       at += 2;
       while (at + 1 < end && !(text[at] == '*' && text[at + 1] == '/')) line += text[at++] == '\n';
+      if (at + 1 >= end) throw ParseError{"PtxSyntaxError", begins, "a comment without an end"};
       at += 2;
     } else if (c == '"') {
       size_t to = at + 1;
@@ -83,11 +86,13 @@ Number parse_number(const Token& token) {
   }
   if (s.back() == 'U' || s.back() == 'u') s.pop_back();
   u64 bits;
+  errno = 0;
   if (s.size() > 2 && s[0] == '0' && (s[1] == 'b' || s[1] == 'B')) {
     bits = std::strtoull(s.c_str() + 2, &stop, 2);
   } else {
     bits = std::strtoull(s.c_str(), &stop, 0);
   }
+  if (errno == ERANGE) throw ParseError{"PtxSyntaxError", token.line, "a number of more than 64 bits: " + s};
   return *stop ? bad() : Number{Number::Integer, bits};
 }
 

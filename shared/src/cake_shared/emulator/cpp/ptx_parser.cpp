@@ -48,6 +48,10 @@ void Parser::error(const std::string& message) const {
   throw ParseError{"PtxSyntaxError", peek().line, message, loc_.file, loc_.line};
 }
 
+void Parser::unsupported(const std::string& message) const {
+  throw ParseError{"UnsupportedInstruction", peek().line, message, loc_.file, loc_.line};
+}
+
 void Parser::skip_block() {
   expect("{");
   for (int depth = 1; depth > 0;) {
@@ -69,13 +73,15 @@ ModuleAst Parser::run() {
   bool is_extern = false;
   while (peek().kind != Token::End) {
     if (accept(".version")) {
-      module_.version = std::string(take().text);
+      const Token version = take();
+      module_.version = std::string(version.text);
+      if (version.kind != Token::Number) error("no version: " + module_.version);
     } else if (accept(".target")) {
       module_.target_line = peek().line;
       module_.target = expect_word();
       while (accept(",")) expect_word();
     } else if (accept(".address_size")) {
-      if (expect_integer() != 64) error("only 64-bit addresses are executed");
+      if (expect_integer() != 64) unsupported("only 64-bit addresses are executed");
     } else if (accept(".visible") || accept(".weak") || accept(".common")) {
     } else if (accept(".extern")) {
       is_extern = true;
@@ -88,7 +94,7 @@ ModuleAst Parser::run() {
     } else if (is(".global") || is(".const") || is(".shared")) {
       const std::string word = expect_word();
       const Space space = word == ".global" ? Space::Global : word == ".const" ? Space::Const : Space::Shared;
-      module_.variables.push_back(variable(space, is_extern, false));
+      define(variable(space, is_extern, false));
       is_extern = false;
     } else if (accept(".file")) {
       file_directive();
@@ -101,7 +107,20 @@ ModuleAst Parser::run() {
       error("unknown module-level directive '" + std::string(peek().text) + "'");
     }
   }
+  if (module_.version.empty()) error("the text has no .version");
+  if (module_.target.rfind("sm_", 0) != 0) error(module_.target.empty() ? "the text has no .target" : "no target: " + module_.target);
   return std::move(module_);
+}
+
+// An extern declaration and a definition may stand side by side.
+void Parser::define(Variable v) {
+  for (auto& known : module_.variables) {
+    if (known.name != v.name) continue;
+    if (known.is_extern == v.is_extern && !v.is_extern) error("variable " + v.name + " is declared twice");
+    if (!v.is_extern) known = std::move(v);
+    return;
+  }
+  module_.variables.push_back(std::move(v));
 }
 
 void Parser::file_directive() {
@@ -122,7 +141,9 @@ Variable Parser::variable(Space space, bool is_extern, bool in_list) {
   for (;;) {
     const std::string word = expect_word();
     if (word == ".align") {
-      v.align = static_cast<u32>(expect_integer());
+      const i64 align = expect_integer();
+      if (align < 1 || align > 1 << 16 || (align & (align - 1))) error("alignment " + std::to_string(align) + " is no power of two up to 65536");
+      v.align = static_cast<u32>(align);
       aligned = true;
     } else if (word == ".attribute") {
       while (!accept(")")) take();
@@ -152,12 +173,15 @@ Variable Parser::variable(Space space, bool is_extern, bool in_list) {
     } else {
       const i64 count = constant_integer();
       if (count < 1) error("array " + v.name + " of " + std::to_string(count) + " elements");
+      const u64 most = (space == Space::Global ? 1ull << 32 : kSharedWindow) / v.bytes;
+      if (static_cast<u64>(count) > most) error("array " + v.name + " of " + std::to_string(count) + " elements");
       v.bytes *= static_cast<u64>(count);
     }
     expect("]");
   }
   if (in_list) return v;
   if (accept("=")) {
+    if (space != Space::Global && space != Space::Const) error("variable " + v.name + " of this state space takes no initialiser");
     u64 offset = 0;
     initializer(v, element, offset);
     if (v.bytes == 0) v.bytes = v.data.size();
@@ -194,7 +218,7 @@ void Parser::initializer(Variable& v, u32 element_bytes, u64& offset) {
     const Number n = number.kind == Token::Number ? parse_number(number) : Number{Number::Integer, 0};
     if (n.kind == Number::Integer) {
       bits = constant().bits;
-      if (is("(")) error("masked addresses in initialisers are not executed");
+      if (is("(")) unsupported("masked addresses in initialisers are not executed");
     } else {
       for (int k = 0; k < 1 + negative; ++k) take();
       bits = n.bits;
@@ -213,9 +237,12 @@ std::vector<Variable> Parser::parameter_list() {
   std::vector<Variable> list;
   expect("(");
   while (!accept(")")) {
-    if (accept(".reg")) error("register parameters are not executed");
+    if (accept(".reg")) unsupported("register parameters are not executed");
     expect(".param");
     list.push_back(variable(Space::Param, false, true));
+    for (size_t k = 0; k + 1 < list.size(); ++k) {
+      if (list[k].name == list.back().name) error("parameter " + list[k].name + " is declared twice");
+    }
     if (!is(")")) expect(",");
   }
   return list;
@@ -223,9 +250,13 @@ std::vector<Variable> Parser::parameter_list() {
 
 void Parser::performance_directives(FunctionAst& f) {
   auto dims = [&](u32* out) {
-    out[0] = static_cast<u32>(expect_integer());
-    out[1] = out[2] = 1;
-    for (int k = 1; k < 3 && accept(","); ++k) out[k] = static_cast<u32>(expect_integer());
+    out[0] = out[1] = out[2] = 1;
+    int k = 0;
+    do {
+      const i64 size = expect_integer();
+      if (size < 1 || size > 0x7fffffff) error("a size of " + std::to_string(size));
+      out[k] = static_cast<u32>(size);
+    } while (++k < 3 && accept(","));
   };
   for (;;) {
     u32 d[3];
@@ -282,6 +313,7 @@ void Parser::function(bool is_kernel) {
   // A prototype may come before the definition.
   for (auto& known : module_.functions) {
     if (known.name == f.name) {
+      if (f.has_body && known.has_body) throw ParseError{"PtxSyntaxError", f.line, "function " + f.name + " is defined twice"};
       if (f.has_body) known = std::move(f);
       return;
     }

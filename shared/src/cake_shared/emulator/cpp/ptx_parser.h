@@ -31,6 +31,7 @@ class Parser {
   std::string expect_word();
   i64 expect_integer();
   [[noreturn]] void error(const std::string& message) const;
+  [[noreturn]] void unsupported(const std::string& message) const;
   void skip_block();
   void skip_statement();
 
@@ -48,6 +49,7 @@ class Parser {
 
   // declarations
   Variable variable(Space space, bool is_extern, bool in_list);
+  void define(Variable v);
   void initializer(Variable& v, u32 element_bytes, u64& offset);
   std::vector<Variable> parameter_list();
   void function(bool is_kernel);

@@ -273,6 +273,41 @@ def test_kernels_are_named_as_cpp_names_them(tmp_path, capsys):
     assert "of parameter 0 (param_0) (124 bytes) [kernel inner::scale<3>, " in capsys.readouterr().err
 
 
+def test_a_name_of_c_is_shown_as_it_is(tmp_path, capsys):
+    path = tmp_path / "plain.cu"
+    path.write_text('extern "C" __global__ void f() {}\nextern "C" __global__ void w() {}\n')
+    assert main(["list", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "float" not in shown
+    assert "wchar_t" not in shown
+    assert main(["run", str(path), "--kernel", "f"]) == 0
+
+
+RACES = """extern "C" __global__ void overwrites(int* out) {
+  __shared__ int x;
+  if (threadIdx.x == 0) x = 1;
+  __syncthreads();
+  if (threadIdx.x == 32) out[0] = x;
+  if (threadIdx.x == 0) x = 2;
+}
+extern "C" __global__ void reads(int* out) {
+  __shared__ int x[64];
+  x[threadIdx.x] = threadIdx.x;
+  out[threadIdx.x] = x[threadIdx.x ^ 32];
+}
+"""
+
+
+def test_a_race_says_what_the_other_side_did(tmp_path, capfd):
+    path = tmp_path / "races.cu"
+    path.write_text(RACES)
+    for kernel in ("overwrites", "reads"):
+        assert main(["run", str(path), "--kernel", kernel, "--block", "64", "--arg", "i32:64"]) == 1
+    shown = capfd.readouterr().err
+    assert "nothing that orders it after the read of warp" in shown
+    assert "nothing that orders it after the write of warp" in shown
+
+
 def test_a_stop_may_be_at_a_line_of_the_source(tmp_path, capfd):
     path = tmp_path / "templates.cu"
     path.write_text(TEMPLATES)

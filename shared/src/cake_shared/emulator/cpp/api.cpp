@@ -52,6 +52,7 @@ std::string located_json(const Located& f, const ModuleAst& ast) {
 
 // As C++ writes it; the name itself where it is not one of C++.
 std::string demangled(const std::string& name) {
+  if (name.rfind("_Z", 0) != 0) return name;  // `f` alone would be read as the type float
   int status = 0;
   char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
   const std::string out = status == 0 && text ? text : name;

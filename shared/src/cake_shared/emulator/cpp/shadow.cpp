@@ -54,12 +54,12 @@ std::string SharedShadow::name(u32 actor) const {
 
 std::string SharedShadow::at(int pc) const { return " at " + place_text(*gang_->launch, pc); }
 
-std::string SharedShadow::unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what) const {
-  return place(cell) + ": " + what + " by " + name(me) + " with nothing that orders it after that of " + name(other) + at(other_pc);
+std::string SharedShadow::unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before) const {
+  return place(cell) + ": " + what + " by " + name(me) + " with nothing that orders it after the " + before + " of " + name(other) + at(other_pc);
 }
 
-void SharedShadow::race(u32 me, u32 other, int other_pc, u32 cell, const char* what, int lane) const {
-  if (other < warps_) fault("SharedRace", unordered(me, other, other_pc, cell, what), lane);
+void SharedShadow::race(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before, int lane) const {
+  if (other < warps_) fault("SharedRace", unordered(me, other, other_pc, cell, what, before), lane);
   fault("SharedRace", place(cell) + ": " + what + " by " + name(me) + " where " + name(other) + at(other_pc) +
         " may still read: it knows of no wait that covers it", lane);
 }
@@ -78,7 +78,7 @@ void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool strong, int 
       fault(writes ? "SharedRace" : "UnwaitedResult",
             place(cell) + ": the mbarrier of the copy" + at(write_pcs_[cell]) + " that wrote them has not been waited for by " + name(me), lane);
     }
-    if (!forgive) race(me, c.writer, write_pcs_[cell], cell, writes ? "a write" : "a read", lane);
+    if (!forgive) race(me, c.writer, write_pcs_[cell], cell, writes ? "a write" : "a read", "write", lane);
     u32 old = 0;
     std::memcpy(&old, cta_->shared + cell * granule_, granule_);
     suspects_.push_back({cell, me, c.writer, old, lane, &w, w.pc, write_pcs_[cell]});
@@ -99,7 +99,7 @@ void SharedShadow::check_readers(u32 me, u32 cell, const u32* read, u32 first, u
     if (read[k] <= seen[k]) continue;
     const int pc = first ? async_read_pcs_[static_cast<size_t>(read - async_readers_.data()) + k]
                          : read_pcs_[static_cast<size_t>(read - readers_.data()) + k];
-    race(me, first + k, pc, cell, "a write", lane);
+    race(me, first + k, pc, cell, "a write", "read", lane);
   }
 }
 
@@ -110,7 +110,7 @@ void SharedShadow::confirm() {
     u32 now = 0;
     std::memcpy(&now, cta_->shared + s.cell * granule_, granule_);
     if (now == s.old) continue;
-    Fault f{"SharedRace", unordered(s.me, s.other, s.other_pc, s.cell, "a write"), s.lane};
+    Fault f{"SharedRace", unordered(s.me, s.other, s.other_pc, s.cell, "a write", "write"), s.lane};
     f.warp = s.warp;
     f.pc = s.pc;
     throw f;

@@ -116,8 +116,8 @@ class SharedShadow {
   bool observed(u32 me, u32 cell) const;
   Synced& synced(u32 cell);
   void strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool writes);
-  [[noreturn]] void race(u32 me, u32 other, int other_pc, u32 cell, const char* what, int lane) const;
-  std::string unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what) const;
+  [[noreturn]] void race(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before, int lane) const;
+  std::string unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before) const;
   std::string place(u32 cell) const;
   std::string at(int pc) const;  // " at line 12 (source.cu:34)"
   std::string name(u32 actor) const;

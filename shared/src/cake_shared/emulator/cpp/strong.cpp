@@ -23,7 +23,7 @@ void SharedShadow::check_strong_readers(u32 me, u32 cell, int lane) const {
   const Synced& s = synced_.at(cell);
   const auto& seen = clocks_->of(me).seen;
   for (u32 k = 0; k < warps_; ++k) {
-    if (s.reads[k] > seen[k]) race(me, k, s.read_pcs[k], cell, "a write", lane);
+    if (s.reads[k] > seen[k]) race(me, k, s.read_pcs[k], cell, "a write", "read", lane);
   }
 }
 

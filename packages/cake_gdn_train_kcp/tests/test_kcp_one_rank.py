@@ -1,8 +1,11 @@
 """The public function on a group of one rank, in this process: arguments, equality with the single-rank function."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
 import cake_gdn_train
 from cake_gdn_train_kcp import chunk_gated_delta_rule, plan_shards
@@ -100,15 +103,18 @@ def test_opcheck_of_the_backward_operator(world):
         torch.library.opcheck(ops.chunk_gated_delta_rule_bwd.default, arguments, test_utils=tests)
 
 
-def test_second_derivatives_raise(world):
+@pytest.mark.parametrize("watched", [False, True], ids=("eager", "under a dispatch mode"))
+def test_a_gradient_penalty_raises(world, watched):
     case = case_with_states()
-    q = case.q.float().requires_grad_()
-    o, _ = chunk_gated_delta_rule(
-        q, case.k.float(), case.v.float(), case.g, case.beta, cu_seqlens=case.cu_seqlens, group=world
-    )
-    (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
-        dq.sum().backward()
+    k = case.k.float().requires_grad_()
+    with FlopCounterMode(display=False) if watched else contextlib.nullcontext():
+        o, _ = chunk_gated_delta_rule(
+            case.q.float(), k, case.v.float(), case.g, case.beta, cu_seqlens=case.cu_seqlens, group=world
+        )
+        (dk,) = torch.autograd.grad(o.sum(), k, create_graph=True)
+        # The plain term keeps the sum differentiable: a constant gradient would pass unnoticed.
+        with pytest.raises(RuntimeError, match="no double backward"):
+            (dk.square().sum() + o.sum()).backward()
 
 
 # What is about offsets means the whole pack here: rows of their own below.

@@ -1,10 +1,12 @@
 """Gradients, what is saved for them, checkpointing, torch.compile, autocast, and the operators' own contracts."""
 
+import contextlib
 import itertools
 
 import pytest
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 import dense_projection_det_gemm as det
 from cake_shared.gemm import oracle
@@ -95,8 +97,49 @@ def test_double_backward_raises(kind):
     x, w = leaves(x, w)
     y = function(x, w)
     (dx,) = torch.autograd.grad(y, x, g.requires_grad_(), create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="no double backward"):
         dx.sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("watched", [False, True], ids=("eager", "under a dispatch mode"))
+def test_a_gradient_penalty_raises(kind, watched):
+    """The incoming gradient wants none itself, yet dx depends on w and dw on x: they are not constants."""
+    function, x, w, _ = case(kind)
+    x, w = leaves(x, w)
+    with FlopCounterMode(display=False) if watched else contextlib.nullcontext():
+        y = function(x, w)
+        for leaf in (x, w):
+            (grad,) = torch.autograd.grad(y.float().sum(), leaf, create_graph=True)
+            # The plain term keeps the sum differentiable: a constant gradient would pass unnoticed.
+            with pytest.raises(RuntimeError, match="no double backward"):
+                (y.float().sum() + grad.float().square().sum()).backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_are_constants_are_no_error(kind):
+    """With one operand wanted the GEMM is linear in it: its gradient is a constant under create_graph, same bits."""
+    function, x, w, g = case(kind)
+    full = leaves(x, w)
+    function(*full).backward(g)
+    for place, reference in enumerate(full):
+        pair = [x.clone(), w.clone()]
+        pair[place].requires_grad_()
+        (grad,) = torch.autograd.grad(function(*pair), pair[place], g, create_graph=True)
+        assert not grad.requires_grad
+        assert_bitwise_equal(grad, reference.grad)
+
+
+def test_main_gradients_under_create_graph():
+    """The sum in main_grad is made as ever; the input's gradient refuses to be differentiated."""
+    _, x, w, g = case("projection")
+    x, w = leaves(x, w)
+    plain, recorded = torch.zeros(24, 40), torch.zeros(24, 40)
+    torch.autograd.grad(det.projection_forward(x, w, main_grad=plain), x, g)
+    (dx,) = torch.autograd.grad(det.projection_forward(x, w, main_grad=recorded), x, g, create_graph=True)
+    assert_bitwise_equal(recorded, plain)
+    with pytest.raises(RuntimeError, match="no double backward"):
+        dx.float().sum().backward()
 
 
 def test_gradient_gemms_refuse_to_be_differentiated():

@@ -1,4 +1,4 @@
-"""Which calls go through torch's dispatcher as one operator, and which kind of derivative none of them has."""
+"""Which calls go through torch's dispatcher as one operator, and which kinds of derivatives none of them has."""
 
 from typing import Any
 
@@ -47,3 +47,22 @@ def refuse_forward_ad(**tensors: Any) -> None:
                 f"{name}: got a tensor with a forward-mode tangent, takes one without: there are gradients of the "
                 "reverse mode only (backward, torch.autograd.grad)"
             )
+
+
+class Undifferentiable(torch.autograd.Function):
+    """`apply(message, run, *operands)`: `run(*operands)`, and asking for its derivative raises `RuntimeError(message)`.
+
+    For what computes gradients under `create_graph=True`: without a node the results would be constants, and a penalty
+    on them would train on another gradient in silence. Operands that want no gradients give results without a node.
+    """
+
+    @staticmethod
+    def forward(ctx, message, run, *operands):
+        """Return `run(*operands)`."""
+        ctx.message = message
+        return run(*operands)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        """Raise: there is no derivative of a derivative here."""
+        raise RuntimeError(ctx.message)

@@ -7,11 +7,12 @@ it calls the registered operator. A graph then holds no offsets and no plan: bot
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from cake_gdn_train import Needs, Saved
 from cake_gdn_train_kcp.check import check_rank, make_place
 from cake_gdn_train_kcp.sharded import Place, Tape, backward, forward
+from cake_shared.dispatch import Undifferentiable
+from cake_shared.gdn.eager import NO_SECOND_DERIVATIVE
 from cake_shared.gdn.options import Inputs, Options
 
 _TENSORS = (
@@ -46,14 +47,20 @@ class _Sharded(torch.autograd.Function):
         return o, _layout(final, options)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, d_o, d_final):
         tensors = ctx.saved_tensors
         entry, transfer, *saved = tensors[_INPUTS:]
-        inputs = _inside(tensors[:_INPUTS], ctx.place, ctx.options)
-        tape = Tape(Saved(*saved), entry, transfer)
-        grads = backward(inputs, ctx.options, ctx.place, d_o, _layout(d_final, ctx.options), tape, ctx.needs)
-        return None, None, None, *grads._replace(initial_state=_layout(grads.initial_state, ctx.options))
+        tape, options = Tape(Saved(*saved), entry, transfer), ctx.options
+
+        def run(d_o, d_final, *tensors):
+            inputs = _inside(tensors, ctx.place, options)
+            grads = backward(inputs, options, ctx.place, d_o, _layout(d_final, options), tape, ctx.needs)
+            return tuple(grads._replace(initial_state=_layout(grads.initial_state, options)))
+
+        operands = (d_o, d_final, *tensors[:_INPUTS])
+        if torch.is_grad_enabled():
+            return None, None, None, *Undifferentiable.apply(NO_SECOND_DERIVATIVE, run, *operands)
+        return None, None, None, *run(*operands)
 
 
 def run_eager(place: Place, inputs: Inputs, options: Options, output_final_state: bool) -> tuple:
@@ -185,6 +192,10 @@ def _gradient(ctx: Any, d_o: torch.Tensor | None, d_final: torch.Tensor | None, 
     return (*(x if needed else None for x, needed in zip(grads, ctx.needs)), *(None,) * 11)
 
 
+def _no_second_derivative(ctx: Any, *gradients: torch.Tensor | None) -> None:
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
+
+
 def _register() -> torch.library.Library:
     library = torch.library.Library("cake_gdn_train_kcp", "DEF")
     for schema, implementation, fake in ((_FWD, _op_forward, _fake_forward), (_BWD, _op_backward, _fake_backward)):
@@ -194,6 +205,9 @@ def _register() -> torch.library.Library:
         torch.library.register_fake(f"cake_gdn_train_kcp::{name}", fake, lib=library)
     torch.library.register_autograd(
         "cake_gdn_train_kcp::chunk_gated_delta_rule_fwd", _gradient, setup_context=_setup_context, lib=library
+    )
+    torch.library.register_autograd(
+        "cake_gdn_train_kcp::chunk_gated_delta_rule_bwd", _no_second_derivative, lib=library
     )
     return library
 

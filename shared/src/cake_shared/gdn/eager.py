@@ -6,8 +6,8 @@ import functools
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from cake_shared.dispatch import Undifferentiable
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.forward import TAPE_HEAD
 from cake_shared.gdn.options import Inputs, Options
@@ -99,15 +99,20 @@ class Rule(torch.autograd.Function):
     @staticmethod
     def backward(ctx, d_o, d_final):
         """Run the backward pass; under create_graph its results refuse to be differentiated again."""
-        return (_backward_once if torch.is_grad_enabled() else _backward)(ctx, d_o, d_final)
+        *tensors, tape, groundwork = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return None, *ctx.call.backward(tensors, d_o, d_final, tape, groundwork, ctx.needs), None
+
+        def run(d_o, d_final, *tensors):
+            return ctx.call.backward(tensors, d_o, d_final, tape, groundwork, ctx.needs)
+
+        return None, *Undifferentiable.apply(NO_SECOND_DERIVATIVE, run, d_o, d_final, *tensors), None
 
 
-def _backward(ctx, d_o, d_final):
-    *tensors, tape, groundwork = ctx.saved_tensors
-    return None, *ctx.call.backward(tensors, d_o, d_final, tape, groundwork, ctx.needs), None
-
-
-_backward_once = once_differentiable(_backward)
+NO_SECOND_DERIVATIVE = (
+    "chunk_gated_delta_rule: its gradients have none of their own (no double backward); detach them, or write the "
+    "recurrence in torch operations where second derivatives are needed"
+)
 
 _KNOWN_CALLS = 1024
 

@@ -16,7 +16,7 @@ from cake_shared.errors import UnsupportedArchError
 from cake_shared.gdn import cpu
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.check import check_call, check_state
-from cake_shared.gdn.eager import BackendCall, CheckedCall, KnownCalls, Rule, inputs_of
+from cake_shared.gdn.eager import NO_SECOND_DERIVATIVE, BackendCall, CheckedCall, KnownCalls, Rule, inputs_of
 from cake_shared.gdn.forward import TAPE_HEAD
 from cake_shared.gdn.options import Inputs, Options, make_call
 from cake_shared.plan import SEGMENT_THRESHOLD_TOKENS, SEGMENT_TOKENS
@@ -343,10 +343,7 @@ def _check_saved(saved: Any, q: torch.Tensor) -> None:
 
 
 def _no_second_derivative(ctx, *gradients) -> None:
-    raise RuntimeError(
-        "chunk_gated_delta_rule: its gradients have none of their own (no double backward); detach them, or write the "
-        "recurrence in torch operations where second derivatives are needed"
-    )
+    raise RuntimeError(NO_SECOND_DERIVATIVE)
 
 
 def _check_d_o(d_o: Any, v: torch.Tensor) -> None:

@@ -3,8 +3,11 @@
 Saved is only what a wanted gradient needs: x for the weight's, w for the input's. A second derivative raises.
 """
 
+import functools
+
 import torch
-from torch.autograd.function import once_differentiable
+
+from cake_shared.dispatch import Undifferentiable
 
 
 class Projection(torch.autograd.Function):
@@ -21,16 +24,16 @@ class Projection(torch.autograd.Function):
         return launcher.run("forward", x, w)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g):
         """Gradients for x and w; None where unwanted and where the weight's went into `main_grad`."""
         x, w = ctx.saved_tensors
-        dx = None if w is None else ctx.launcher.run("dgrad", g, w)
+        dx = None if w is None else _gradient(ctx.launcher, "dgrad", g, w)
         dw = None
         if x is not None and ctx.main_grad is not None:
-            ctx.launcher.run("wgrad", g, x, ctx.main_grad, None, True)
+            with torch.no_grad():  # under create_graph the operands may want gradients
+                ctx.launcher.run("wgrad", g, x, ctx.main_grad, None, True)
         elif x is not None:
-            dw = ctx.launcher.run("wgrad", g, x)
+            dw = _gradient(ctx.launcher, "wgrad", g, x)
         return None, dx, dw, None
 
 
@@ -46,33 +49,31 @@ class Router(torch.autograd.Function):
         return launcher.run("router_forward", x, w)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g):
         """Gradients for x and w; None where unwanted."""
         x, w = ctx.saved_tensors
-        dx = None if w is None else ctx.launcher.run("router_dgrad", g, w).to(ctx.x_dtype)
-        dw = None if x is None else ctx.launcher.run("router_wgrad", g, x)
+        dx = None if w is None else _gradient(ctx.launcher, "router_dgrad", g, w).to(ctx.x_dtype)
+        dw = None if x is None else _gradient(ctx.launcher, "router_wgrad", g, x)
         return None, dx, dw
 
 
-class Undifferentiable(torch.autograd.Function):
-    """Runs a gradient GEMM on tensors that want gradients; asking for them raises."""
+def _gradient(launcher, kind, g, operand):
+    if not torch.is_grad_enabled():
+        return launcher.run(kind, g, operand)
+    name = kind if kind.startswith("router") else f"projection_{kind}"
+    return undifferentiable(name, functools.partial(launcher.run, kind), g, operand)
 
-    @staticmethod
-    def forward(ctx, name, run, *operands):
-        """Return `run(*operands)`."""
-        ctx.name = name
-        return run(*operands)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        """Raise: there is no derivative of a derivative here."""
-        raise no_second_derivative(ctx.name)
+def undifferentiable(name, run, *operands):
+    """`run(*operands)`, a gradient GEMM; where autograd records, one that refuses to be differentiated."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
+        return Undifferentiable.apply(no_second_derivative(name), run, *operands)
+    return run(*operands)
 
 
 def no_second_derivative(name):
-    """The error of differentiating a gradient GEMM."""
-    return RuntimeError(
+    """What the error of differentiating a gradient GEMM says."""
+    return (
         f"{name} has no derivative: gradients of the projection and router GEMMs cannot be differentiated again "
         "(no double backward); detach its operands, or use torch.matmul where second derivatives are needed"
     )

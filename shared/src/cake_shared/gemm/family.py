@@ -98,18 +98,18 @@ class GemmFamily:
         """`g @ w`."""
         recipe = self._recipe(backend, "dgrad", g, w)
         if recipe is not None:
-            return _undifferentiable("projection_dgrad", recipe, g, w)
+            return autograd.undifferentiable("projection_dgrad", recipe, g, w)
         contract.check_dgrad(g, w)
         if self._as_operator(backend, g=g, w=w):
             return self.ops.projection_dgrad(g, w)
-        return _undifferentiable("projection_dgrad", functools.partial(self.launcher.run, "dgrad"), g, w)
+        return autograd.undifferentiable("projection_dgrad", functools.partial(self.launcher.run, "dgrad"), g, w)
 
     def wgrad(self, g, x, out, out_dtype, accumulate, backend):
         """`g.T @ x`, into `out` where given."""
         if type(accumulate) is bool and (out_dtype is None or isinstance(out_dtype, torch.dtype)):
             recipe = self._recipe(backend, "wgrad", g, x, out, out_dtype, accumulate)
             if recipe is not None and out is None:
-                return _undifferentiable("projection_wgrad", recipe, g, x)
+                return autograd.undifferentiable("projection_wgrad", recipe, g, x)
             if recipe is not None:
                 contract.refuse_autograd("out", g, x, out)
                 return recipe(g, x, out)
@@ -120,7 +120,7 @@ class GemmFamily:
             if through_operator:
                 return self.ops.projection_wgrad(g, x, dtype)
             run = functools.partial(self.launcher.run, "wgrad", out=None, dtype=out_dtype)
-            return _undifferentiable("projection_wgrad", run, g, x)
+            return autograd.undifferentiable("projection_wgrad", run, g, x)
         contract.refuse_autograd("out", g, x, out)
         if through_operator:
             self.ops.projection_wgrad_out(g, x, out, accumulate)
@@ -145,21 +145,21 @@ class GemmFamily:
         """`g @ w` to FP32 accuracy."""
         recipe = self._recipe(backend, "router_dgrad", g, w)
         if recipe is not None:
-            return _undifferentiable("router_dgrad", recipe, g, w)
+            return autograd.undifferentiable("router_dgrad", recipe, g, w)
         contract.check_dgrad(g, w, contract.ROUTER_DGRAD)
         if self._as_operator(backend, g=g, w=w):
             return self.ops.router_dgrad(g, w)
-        return _undifferentiable("router_dgrad", functools.partial(self.launcher.run, "router_dgrad"), g, w)
+        return autograd.undifferentiable("router_dgrad", functools.partial(self.launcher.run, "router_dgrad"), g, w)
 
     def router_wgrad(self, g, x, backend):
         """`g.T @ x` to FP32 accuracy."""
         recipe = self._recipe(backend, "router_wgrad", g, x)
         if recipe is not None:
-            return _undifferentiable("router_wgrad", recipe, g, x)
+            return autograd.undifferentiable("router_wgrad", recipe, g, x)
         contract.check_wgrad(g, x, contract.ROUTER_WGRAD)
         if self._as_operator(backend, g=g, x=x):
             return self.ops.router_wgrad(g, x)
-        return _undifferentiable("router_wgrad", functools.partial(self.launcher.run, "router_wgrad"), g, x)
+        return autograd.undifferentiable("router_wgrad", functools.partial(self.launcher.run, "router_wgrad"), g, x)
 
     def prepare_gemm(self, a, b, out, transposed_out, accumulate, backend):
         """The plan object of `gemm`."""
@@ -208,9 +208,3 @@ class GemmFamily:
         contract.check_out(out, (g.shape[-1], x.shape[-1]), g.device, _FP32)
         self._check_strict_backend(backend, g=g, x=x)
         return self.launcher.router_wgrad(g, x, out, repair=False)
-
-
-def _undifferentiable(name, run, *operands):
-    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        return autograd.Undifferentiable.apply(name, run, *operands)
-    return run(*operands)

@@ -127,6 +127,6 @@ def _register_autograd(package, library, namespace):
 
 def _raise_at_backward(name):
     def backward(ctx, *grads):
-        raise no_second_derivative(name)
+        raise RuntimeError(no_second_derivative(name))
 
     return backward

@@ -152,7 +152,7 @@ def test_a_second_backward_of_gradients_raises(gdn):
     o, _ = gdn.rule(q, case.k, case.v, case.g, case.beta)
     (dq,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
     # The plain term keeps the sum differentiable: a rule that only forgot its history would pass unnoticed.
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="no double backward"):
         (dq.sum() + q.sum()).backward()
 
 
@@ -223,6 +223,22 @@ def test_forward_mode_is_refused(gdn):
         with pytest.raises(RuntimeError, match="v: got a tensor with a forward-mode tangent, takes one without"):
             gdn.rule(case.q, case.k, v, case.g, case.beta)
         assert gdn.rule(case.q, case.k, case.v, case.g, case.beta)[0].shape == case.v.shape
+
+
+def test_a_gradient_penalty_raises(gdn):
+    """Gradients are no constants where the incoming gradient wants none itself; one that is a constant is no error."""
+    case = base(70, 1, 2, K=16, V=16, dtype=torch.float32)
+    leaves = [getattr(case, name).clone().requires_grad_() for name in ("q", "k", "v", "g", "beta")]
+    o, _ = gdn.rule(*leaves)
+    for leaf in leaves:
+        (grad,) = torch.autograd.grad(o.sum(), leaf, create_graph=True)
+        with pytest.raises(RuntimeError, match="no double backward"):
+            (o.sum() + grad.square().sum()).backward(retain_graph=True)
+    v = case.v.clone().requires_grad_()  # the rule is linear in v
+    o, _ = gdn.rule(case.q, case.k, v, case.g, case.beta)
+    (dv,) = torch.autograd.grad(o, v, case.do, create_graph=True, retain_graph=True)
+    assert not dv.requires_grad
+    gdn.same(dv, torch.autograd.grad(o, v, case.do)[0], "dv")
 
 
 def test_double_backward_raises_under_a_dispatch_mode(gdn):

@@ -294,7 +294,7 @@ extern "C" __global__ void reads(int* out) {
   __shared__ int x[64];
   x[threadIdx.x] = 0;
   __syncthreads();
-  if (threadIdx.x < 32) x[threadIdx.x] = 1;
+  if (threadIdx.x >= 32) x[threadIdx.x] = 1;
   else out[threadIdx.x] = x[threadIdx.x ^ 32];
 }
 """

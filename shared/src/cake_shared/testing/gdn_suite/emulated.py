@@ -1,5 +1,7 @@
 """The rule in the emulator, for every architecture: float64's results, every byte written, and no detector fires."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from cake_shared.gdn.cuda.devices import ErrorWord
 from cake_shared.gdn.cuda.rule import PreparedCall, RuleBackend, uses_native
 from cake_shared.program import programs_of
 from cake_shared.target import TARGETS
-from cake_shared.testing import assert_bitwise_equal, poisoned_allocations
+from cake_shared.testing import assert_bitwise_equal, assert_near, poisoned_allocations
 from cake_shared.testing.emulated import EmulatedPackage
 from cake_shared.testing.gdn_cuda import assert_accurate, assert_fading_is_accurate, rule_through
 from cake_shared.testing.gdn_inputs import base, fading, packed, states
@@ -150,6 +152,63 @@ def test_betas_that_nothing_can_be_divided_by(gdn, emulated, architecture):
     for tokens in (slice(None, None, 3), slice(1, None, 9), slice(80, None)):
         error = (results["dbeta"][:, tokens] - expected[:, tokens]).norm() / expected[:, tokens].norm()
         assert float(error) <= 2 * LIMIT, f"{tokens}: {float(error):.2e}"
+
+
+def _closing(tokens, closed):
+    """A head each, forgetting nothing but before its token of `closed`, where it forgets everything."""
+    case = base(tokens, 1, len(closed), gate="G0")
+    g = case.g.clone()
+    for head, token in enumerate(closed):
+        g[:, token, head] = -100.0
+    return case.with_(g=g)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_nothing_comes_through_a_closed_gate(gdn, emulated, architecture):
+    """What follows a gate of e^-100 is judged alone: it has float64's results however large the state before is.
+
+    No gradient of what follows reaches a token before.
+    """
+    closed = (31, 32, 33)  # within a block of T and in its first two rows
+    case = _closing(66, closed)
+    h0, _ = states(case, 1)
+    for size in (1e2, 1e4, 1e6, 1e12):
+        large = case.with_(initial_state=h0 * size)
+        results = _run_in(emulated, architecture, large, ORDERS[1], wrt=())
+        right = run(gdn.rule, widened(large), wrt=())
+        for head, token in enumerate(closed):
+            after = {"o": (slice(None), slice(token, None), head), "final_state": (slice(None), head)}
+            for key, part in after.items():
+                assert_near(results[key][part], right[key][part], LIMIT, f"{key} of head {head}, size {size}")
+    do = case.do.clone()
+    for head, token in enumerate(closed):
+        do[:, :token, head] = 0
+    results = _run_in(emulated, architecture, case.with_(do=do, initial_state=h0), ORDERS[1])
+    leaked = [results["dk"][:, : min(closed)], results["d_initial_state"]]
+    for key, (head, token) in product(("dv", "dg", "dbeta"), enumerate(closed)):
+        leaked.append(results[key][:, :token, head])
+    assert max(float(x.abs().max()) for x in leaked) < 1e-40
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_a_token_of_beta_0_writes_nothing(emulated, architecture):
+    """Its key's row of the state stays zero, and the state has the bits that it has where the sequence ends before."""
+    case = base(70, 1, 2, gate="G0")
+    beta, k = case.beta.clone(), case.k.clone()
+    beta[:, 2::3] = 0.0
+    k[:, 1::3] = k[:, 0::3][:, : k[:, 1::3].shape[1]]  # so that T loses something there
+    k[..., 5] = 0.0
+    k[:, 2::3] = torch.eye(128, dtype=k.dtype)[5]
+    state = _run_in(emulated, architecture, case.with_(beta=beta, k=k), ORDERS[1], wrt=())["final_state"]
+    assert not state[:, :, 5].any()
+    assert state[:, :, :5].abs().amax(-1).min() > 0
+    for tokens in (2, 17, 33):
+        beta, k = case.beta.clone(), case.k.clone()
+        beta[:, tokens:] = 0.0
+        k[:, tokens - 1] = k[:, tokens - 2]
+        longer = case.with_(beta=beta, k=k)
+        results = [_run_in(emulated, architecture, x, ORDERS[1], wrt=()) for x in (longer, longer.tokens(0, tokens))]
+        assert_bitwise_equal(results[0]["final_state"], results[1]["final_state"], f"the state after {tokens} tokens")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -70,7 +70,8 @@ __device__ __forceinline__ void store_inverse_row(WySmem& smem, int lane) {
   __syncwarp();
   const int last = 16 * kRow + lane;
   if (lane < 16 && last >= 2) {
-    carry_lost(tile, last, lost_in_bf16(-smem.out.scratch.a[(last - 1) * kMatrixPitch + last - 2]));  // T is -A there
+    const float* a = &smem.out.scratch.a[(last - 1) * kMatrixPitch + last - 2];  // T is -A there
+    carry_lost(tile, last, carried_loss(-a[0], -a[kMatrixPitch + 1]));
   }
 }
 

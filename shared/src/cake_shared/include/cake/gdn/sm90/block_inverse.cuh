@@ -4,7 +4,7 @@
 // The 16 x 16 diagonal blocks are inverted by forward substitution in FP32, a lane a column; the blocks below follow row by row,
 // T_ij = -(sum_{j < k <= i} T_ik A_kj) D_j. A factor of these products is the sum of two BF16 numbers (16 bits of
 // significand) and a product has three terms, so their error is far below that of T's own rounding to BF16. The first word of
-// a block of T is the result, to which carry_lost adds.
+// a block of T is the result, to which carry adds.
 #pragma once
 
 #include "cake/gdn/any/carry_lost.cuh"
@@ -134,7 +134,7 @@ __device__ __forceinline__ void carry_into(uint32_t& pair, bool upper, float los
 template <int kRow>
 struct InverseRow {
   SplitBlock t[kRow + 1];
-  float lost[2];  // in the rows above g and g + 8 of the block row, where this lane holds what it goes to
+  float lost[2];  // what rows g and g + 8 of the block row get of the losses above them
 
   // Reads A; other warps may do so at the same time.
   __device__ __forceinline__ void make(const BlockInverseSmem& smem, const DiagonalBlocks& diagonal,
@@ -142,7 +142,10 @@ struct InverseRow {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = 16 * kRow + (lane >> 2) + 8 * half;
-      lost[half] = row >= 2 ? lost_in_bf16(first_subdiagonal(smem, diagonal, row - 1)) : 0.f;
+      lost[half] = 0.f;
+      if (row >= 2) {
+        lost[half] = carried_loss(first_subdiagonal(smem, diagonal, row - 1), first_subdiagonal(smem, diagonal, row));
+      }
     }
     tile::load_a<kChunk>(t[kRow].high, ptx::shared_address(smem.high), offsets, 16 * kRow, 2 * kRow);
     tile::load_a<kChunk>(t[kRow].low, ptx::shared_address(smem.low), offsets, 16 * kRow, 2 * kRow);
@@ -158,7 +161,7 @@ struct InverseRow {
     }
   }
 
-  // What a row loses goes to the row below, two columns left of it: of rows 0 and 1 into the block before the diagonal one.
+  // It goes two columns left of the diagonal, where this lane holds that: of rows 0 and 1 into the block before the diagonal one.
   __device__ __forceinline__ void carry(int lane) {
     const int g = lane >> 2, c = lane & 3;
     if (2 * c != ((g - 2) & 6)) return;

@@ -265,14 +265,44 @@ def test_compiled_gemm_writes_out():
 
 
 @pytest.mark.slow
-def test_inductor_gives_the_same_bits():
+@pytest.mark.parametrize("kind", KINDS)
+def test_inductor_gives_the_same_bits(kind):
     torch._dynamo.reset()
-    x, w, g = normal(33, 40), normal(24, 40), normal(33, 24)
-    eager, graph = leaves(x, w), leaves(x, w)
-    det.projection_forward(*eager).backward(g)
-    torch.compile(det.projection_forward, fullgraph=True)(*graph).backward(g)
-    for actual, expected in zip(graph, eager):
-        assert_bitwise_equal(actual.grad, expected.grad)
+    function, x, w, g = case(kind)
+
+    def after_another(x, w):
+        return function(x * 3, w)
+
+    def twice(x, w):  # dx is a sum of two rounded gradients
+        return function(x, w) + function(x, w * 2)
+
+    for body in (function, after_another, twice):
+        eager, graph = leaves(x, w), leaves(x, w)
+        body(*eager).backward(g)
+        # The cache on disk does not know which backward belongs to an operator: it may hold one of another version.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            torch.compile(body, fullgraph=True)(*graph).backward(g)
+        for actual, expected in zip(graph, eager):
+            assert_bitwise_equal(actual.grad, expected.grad)
+
+
+def test_a_graph_of_the_router_rounds_nothing_outside_of_its_operators():
+    """The backward graph holds no conversion, which a compiler might fuse with what follows and drop."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, example_inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes if node.op == "call_function"})
+        return make_boxed_func(graph.forward)
+
+    function, x, w, g = case("router_bf16")
+    x, w = leaves(x, w)
+    torch.compile(function, fullgraph=True, backend=aot_autograd(fw_compiler=keep))(x, w).backward(g)
+    operators = {f"dense_projection_det_gemm.router_{name}.default" for name in ("forward", "dgrad", "wgrad")}
+    assert operators == {name for targets in graphs for name in targets if "getitem" not in name}
 
 
 def opcheck_samples():
@@ -288,6 +318,7 @@ def opcheck_samples():
     yield OPS.router_forward, tuple(leaves(x.float(), w.float()))
     yield OPS.router_forward, tuple(leaves(x, w.float()))
     yield OPS.router_dgrad, (g.float(), w.float())
+    yield OPS.router_dgrad, (g.float(), w.float(), BF16)
     yield OPS.router_wgrad, (g.float(), x)
 
 
@@ -307,6 +338,8 @@ def test_operators_check_for_themselves():
         OPS.projection_forward(normal(20, 32), normal(24, 40))
     with pytest.raises(TypeError, match="g: got dtype float32"):
         OPS.projection_dgrad(normal(20, 24, dtype=FP32), normal(24, 40))
+    with pytest.raises(TypeError, match="out_dtype: got float16, takes None"):
+        OPS.router_dgrad(normal(20, 24, dtype=FP32), normal(24, 40, dtype=FP32), torch.float16)
 
 
 def test_meta_and_fake_tensors_take_the_operator():

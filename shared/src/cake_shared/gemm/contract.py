@@ -94,12 +94,18 @@ def check_wgrad(g, x, dtypes=((_BF16,), (_BF16,))):
     check.check_width("x", x.shape[-1], "columns (K)")
 
 
-def check_wgrad_out(g, x, out, out_dtype, accumulate):
-    """The output side of a weight gradient; returns the dtype of the result."""
-    check.check_flag("accumulate", accumulate)
+def check_out_dtype(out_dtype):
+    """The dtype of a result where one may be asked for; returns it."""
     if out_dtype not in (None, _BF16, _FP32):
         got = check.dtype_name(out_dtype) if isinstance(out_dtype, torch.dtype) else repr(out_dtype)
         raise TypeError(f"out_dtype: got {got}, takes None, torch.bfloat16 or torch.float32")
+    return out_dtype
+
+
+def check_wgrad_out(g, x, out, out_dtype, accumulate):
+    """The output side of a weight gradient; returns the dtype of the result."""
+    check.check_flag("accumulate", accumulate)
+    check_out_dtype(out_dtype)
     if out is None:
         if accumulate:
             raise ValueError("accumulate: got True without out, takes a float32 out to add to")

@@ -17,7 +17,7 @@ SCHEMAS = {
     "projection_wgrad": "(Tensor g, Tensor x, ScalarType out_dtype) -> Tensor",
     "projection_wgrad_out": "(Tensor g, Tensor x, Tensor(a!) out, bool accumulate) -> ()",
     "router_forward": "(Tensor x, Tensor w) -> Tensor",
-    "router_dgrad": "(Tensor g, Tensor w) -> Tensor",
+    "router_dgrad": "(Tensor g, Tensor w, ScalarType? out_dtype=None) -> Tensor",
     "router_wgrad": "(Tensor g, Tensor x) -> Tensor",
 }
 
@@ -37,7 +37,7 @@ def register_ops(package, launcher, run_gemm):
         "projection_wgrad": lambda g, x, out_dtype: _wgrad(launcher, g, x, None, out_dtype, False),
         "projection_wgrad_out": lambda g, x, out, accumulate: _nothing(_wgrad(launcher, g, x, out, None, accumulate)),
         "router_forward": _checked(contract.check_forward, launcher.router_forward, contract.ROUTER_FORWARD),
-        "router_dgrad": _checked(contract.check_dgrad, launcher.router_dgrad, contract.ROUTER_DGRAD),
+        "router_dgrad": lambda g, w, out_dtype=None: _router_dgrad(launcher, g, w, out_dtype),
         "router_wgrad": _checked(contract.check_wgrad, launcher.router_wgrad, contract.ROUTER_WGRAD),
     }
     for name, schema in SCHEMAS.items():
@@ -65,6 +65,13 @@ def _wgrad(launcher, g, x, out, out_dtype, accumulate):
     return launcher.wgrad(g, x, out, dtype, accumulate).launch()
 
 
+def _router_dgrad(launcher, g, w, out_dtype):
+    contract.check_dgrad(g, w, contract.ROUTER_DGRAD)
+    dtype = contract.check_out_dtype(out_dtype) or torch.float32
+    # Rounded in here: a compiler that sees the rounding of a graph may fuse it with what follows and drop it.
+    return launcher.router_dgrad(g, w).launch().to(dtype)
+
+
 def _nothing(_):
     return None
 
@@ -81,7 +88,7 @@ _FAKES = {
     "projection_wgrad": lambda g, x, out_dtype: _empty(g, (g.shape[-1], x.shape[-1]), out_dtype),
     "projection_wgrad_out": lambda g, x, out, accumulate: None,
     "router_forward": lambda x, w: _empty(x, (*x.shape[:-1], w.shape[0]), torch.float32),
-    "router_dgrad": lambda g, w: _empty(g, (*g.shape[:-1], w.shape[1]), torch.float32),
+    "router_dgrad": lambda g, w, out_dtype=None: _empty(g, (*g.shape[:-1], w.shape[1]), out_dtype or torch.float32),
     "router_wgrad": lambda g, x: _empty(g, (g.shape[-1], x.shape[-1]), torch.float32),
 }
 
@@ -111,7 +118,7 @@ def _register_autograd(package, library, namespace):
 
     def router_backward(ctx, g):
         x, w = ctx.saved_tensors
-        dx = None if w is None else namespace.router_dgrad(g, w).to(ctx.x_dtype)
+        dx = None if w is None else namespace.router_dgrad(g, w, ctx.x_dtype)
         dw = None if x is None else namespace.router_wgrad(g, x)
         return dx, dw
 

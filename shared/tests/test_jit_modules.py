@@ -1,5 +1,6 @@
 """Sources to loaded module with a real compiler: many processes, killed ones, damage, no compiler, no room to write."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -145,6 +146,16 @@ def test_a_module_of_zero_bytes_is_built_again_by_eight_processes(tiny, nvcc):
     assert answers(processes, results) == [42] * PROCESSES
     assert compilations(nvcc) == 2
     assert store.damage_of(entry) is None
+
+
+def test_a_manifest_without_kernels_is_built_again(tiny, nvcc):
+    entry = jit.build_module(tiny.name, ARCH)
+    reports = jit.kernel_reports(entry)
+    manifest = json.loads((entry / store.MANIFEST).read_text())
+    del manifest["kernels"]
+    (entry / store.MANIFEST).write_text(json.dumps(manifest))
+    assert jit.kernel_reports(jit.build_module(tiny.name, ARCH)) == reports
+    assert compilations(nvcc) == 2
 
 
 def test_a_second_process_needs_no_compiler_at_all(tiny, nvcc, monkeypatch):

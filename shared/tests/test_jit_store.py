@@ -2,7 +2,11 @@
 
 import json
 import multiprocessing
+import os
+import shutil
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +59,71 @@ def test_a_damaged_entry_is_not_found_and_is_replaced(tmp_path, damage):
     assert shelf.publish(filled(tmp_path / "again"), "entry") == entry
     assert shelf.find("entry") == entry
     assert [path.name for path in shelf.directory.iterdir()] == ["entry"]
+
+
+THINGS = {
+    "a file": lambda entry: entry.write_bytes(b""),
+    "a dangling link": lambda entry: entry.symlink_to("nowhere"),
+    "a link to a file": lambda entry: entry.symlink_to(__file__),
+    "a link to a directory": lambda entry: entry.symlink_to(entry.parent),
+}
+
+
+@pytest.mark.parametrize("thing", THINGS.values(), ids=THINGS)
+def test_what_is_no_entry_is_replaced(tmp_path, thing):
+    """What lies in the place of an entry's directory is moved away as a damaged entry is; what a link names stays."""
+    shelf = store.Shelf(tmp_path / "shelf")
+    shelf.prepare()
+    entry = shelf.directory / "entry"
+    thing(entry)
+    assert shelf.find("entry") is None
+    assert shelf.publish(filled(tmp_path / "made"), "entry") == entry
+    assert shelf.find("entry") == entry
+    assert [path.name for path in shelf.directory.iterdir()] == ["entry"]
+    assert not entry.is_symlink()
+
+
+@pytest.mark.parametrize("facts", [{}, {"kernels": None}, {"kernels": []}])
+def test_a_manifest_that_lacks_a_fact_is_damage(tmp_path, facts):
+    shelf = store.Shelf(tmp_path / "shelf", {"kernels": dict})
+    shelf.prepare()
+    entry = shelf.publish(filled(tmp_path / "made"), "entry")
+    store.seal(entry, facts)
+    assert store.damage_of(entry) is None
+    assert shelf.find("entry") is None
+    again = filled(tmp_path / "again")
+    store.seal(again, {"kernels": {}})
+    shelf.publish(again, "entry")
+    assert shelf.find("entry") == entry
+
+
+def _lock_as_another_user(directory, locks, results):
+    if os.geteuid() == 0:  # root may write everything
+        os.setuid(65534)
+    for name in locks:
+        with store.Shelf(directory).lock(name) as locked:
+            results.put(locked)
+
+
+def test_another_users_lock_file_is_no_error():
+    """One that may be read locks; one that may not is worked on without, as where a file system has no locks."""
+    fork = multiprocessing.get_context("fork")
+    directory = Path(tempfile.mkdtemp(prefix="cake-locks-"))
+    try:
+        directory.chmod(0o777)
+        for name, mode in (("readable", 0o444), ("closed", 0)):
+            (directory / f".lock-{name}").touch()
+            (directory / f".lock-{name}").chmod(mode)
+        (directory / ".lock-directory").mkdir()
+        results = fork.Queue()
+        child = fork.Process(
+            target=_lock_as_another_user, args=(directory, ("readable", "closed", "directory"), results)
+        )
+        child.start()
+        assert [results.get(timeout=60) for _ in range(3)] == [True, False, False]
+        child.join(60)
+    finally:
+        shutil.rmtree(directory)
 
 
 def test_a_sealed_text_that_is_no_library_is_damage(tmp_path):

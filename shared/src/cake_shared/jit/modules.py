@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _loaded: dict[tuple[str, str], tvm_ffi.Module] = {}
 _loading = threading.Lock()
 
+# What a manifest states: of every entry, and of a module.
+_STATED = {"sources": str, "tvm_ffi": str, "core_seconds": float}
+_STATED_OF_MODULE = {**_STATED, "kernels": dict}
+
 # Fills an empty directory with an entry's files by way of a scratch directory, and returns the facts for its manifest.
 _Fill = Callable[[Path, Path], dict]
 
@@ -83,8 +87,8 @@ def _prefix(kind: str, sources: SourceSet) -> str:
     return f"{kind}-{sources.goal}-{sources.digest[:24]}-ffi{tvm_ffi_facts().version}-"
 
 
-def _shelf(package: str) -> store.Shelf:
-    return store.Shelf(settings.cache_directory() / "modules" / package)
+def _shelf(package: str, stated: dict[str, type]) -> store.Shelf:
+    return store.Shelf(settings.cache_directory() / "modules" / package, stated)
 
 
 @functools.cache
@@ -101,16 +105,16 @@ def _private_directory(cache: Path, reason: str) -> Path:
     return directory
 
 
-def _obtain(package: str, name: str, fill: _Fill) -> Path:
+def _obtain(package: str, name: str, fill: _Fill, stated: dict[str, type] = _STATED) -> Path:
     """Return the entry of that name, built now if it is not there or damaged, by one process at a time."""
-    shelf = _shelf(package)
+    shelf = _shelf(package, stated)
     found = shelf.find(name)
     if found is not None:
         return found
     try:
         shelf.prepare()
     except OSError as error:
-        shelf = store.Shelf(_private_directory(settings.cache_directory(), str(error.strerror)) / package)
+        shelf = store.Shelf(_private_directory(settings.cache_directory(), str(error.strerror)) / package, stated)
     try:
         shelf.prepare()
         with shelf.lock(name) as locked:
@@ -128,7 +132,7 @@ def _prebuilt(package: str, sources: SourceSet) -> Path | None:
     entry = package_directory(package) / "prebuilt" / sources.goal
     if not entry.is_dir():
         return None
-    damage = store.damage_of(entry)
+    damage = store.damage_of(entry, _STATED_OF_MODULE)
     if damage is None:
         manifest = store.manifest_of(entry)
         if manifest["sources"] != sources.digest:
@@ -155,11 +159,12 @@ def _module_entry(package: str, target: Target) -> Path:
         nvcc = find_nvcc(target)
     except BuildError:
         # A machine that has lost its compiler, or never had one, runs what another put into the cache.
-        found = _shelf(package).find_any(prefix)
+        found = _shelf(package, _STATED_OF_MODULE).find_any(prefix)
         if found is None:
             raise
         return found
-    return _obtain(package, f"{prefix}nvcc{nvcc.version}", functools.partial(_fill_module, sources, target, nvcc))
+    fill = functools.partial(_fill_module, sources, target, nvcc)
+    return _obtain(package, f"{prefix}nvcc{nvcc.version}", fill, _STATED_OF_MODULE)
 
 
 def build_module(package: str, architecture: str) -> Path:

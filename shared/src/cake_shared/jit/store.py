@@ -15,7 +15,10 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import IO
 
 from cake_shared.jit import settings
 
@@ -60,11 +63,17 @@ def seal(directory: Path, facts: dict) -> dict:
     return manifest
 
 
-def damage_of(directory: Path) -> str | None:
-    """Return what is wrong with an entry, or None when its manifest and every file are as they were published."""
+def damage_of(directory: Path, facts: Mapping[str, type] = MappingProxyType({})) -> str | None:
+    """Return what is wrong with an entry, or None when its manifest and every file are as they were published.
+
+    `facts` are what the manifest must state besides, each with its type.
+    """
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
         files = manifest["files"]
+        for name, kind in facts.items():
+            if not isinstance(manifest.get(name), kind):
+                return f"the manifest states no {name}"
         for name, stated in files.items():
             path = directory / name
             if path.stat().st_size != stated["bytes"]:
@@ -83,18 +92,26 @@ def manifest_of(directory: Path) -> dict:
     return json.loads((directory / MANIFEST).read_text())
 
 
-class Shelf:
-    """One directory of entries."""
+def _open_lock(path: Path) -> IO[str]:
+    try:
+        return path.open("a")
+    except PermissionError:  # another user's: flock takes a file that is open for reading, too
+        return path.open()
 
-    def __init__(self, directory: Path):
+
+class Shelf:
+    """One directory of entries, whose manifests state `facts`."""
+
+    def __init__(self, directory: Path, facts: Mapping[str, type] = MappingProxyType({})):
         self.directory = directory
+        self.facts = facts
 
     def find(self, name: str) -> Path | None:
         """Return the entry's directory if it is there and sound."""
         entry = self.directory / name
-        if not entry.is_dir():
+        if not os.path.lexists(entry):
             return None
-        damage = damage_of(entry)
+        damage = damage_of(entry, self.facts)
         if damage is not None:
             settings.say(f"{entry} is damaged and is built again: {damage}")
             return None
@@ -119,17 +136,17 @@ class Shelf:
 
     @contextlib.contextmanager
     def lock(self, name: str):
-        """Hold the entry's lock; yields whether there is one, False where the file system or the platform has none."""
-        with (self.directory / f".lock-{name}").open("a") as file:
+        """Hold the entry's lock; yields whether there is one, False where file system, platform or rights give none."""
+        with contextlib.ExitStack() as held:
             try:
                 import fcntl
 
-                fcntl.flock(file, fcntl.LOCK_EX)
+                fcntl.flock(held.enter_context(_open_lock(self.directory / f".lock-{name}")), fcntl.LOCK_EX)
+                locked = True
             except (ImportError, OSError) as error:
                 settings.say(f"no lock in {self.directory} ({error}): others may build the same module meanwhile")
-                yield False
-            else:
-                yield True
+                locked = False
+            yield locked
 
     @contextlib.contextmanager
     def workshop(self, name: str, locked: bool):
@@ -145,16 +162,16 @@ class Shelf:
             shutil.rmtree(made, ignore_errors=True)
 
     def publish(self, filled: Path, name: str) -> Path:
-        """Rename a sealed directory to its place; a sound entry that is there wins, a damaged one is moved away."""
+        """Rename a sealed directory to its place; a sound entry that is there wins, anything else is moved away."""
         entry = self.directory / name
         for _ in range(8):
             try:
                 os.rename(filled, entry)
                 return entry
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
-            if damage_of(entry) is None:
+            if damage_of(entry, self.facts) is None:
                 return entry
             aside = Path(tempfile.mkdtemp(dir=self.directory, prefix=f".damaged-{name}-"))
             with contextlib.suppress(FileNotFoundError):  # another process moved it first

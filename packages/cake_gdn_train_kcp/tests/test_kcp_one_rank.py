@@ -135,6 +135,7 @@ BAD_PLACES = {
     "group is a string": ({"group": "world"}, TypeError, "group", "str"),
     "group is a number": ({"group": 4}, TypeError, "group", "int"),
     "shards without group": ({"group": None, "shards": ONE}, ValueError, "shards", "tuple without group"),
+    "no shards": ({"shards": ()}, ValueError, "shards", "got none"),
     "shards are numbers": ({"shards": (1,)}, TypeError, "shards", "tuple"),
     "shards are one shard": ({"shards": ONE[0]}, TypeError, "shards", "Shard"),
     "shards of another size": ({"shards": TWO}, ValueError, "shards", "2 of them"),

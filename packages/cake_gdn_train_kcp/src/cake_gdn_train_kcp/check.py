@@ -22,6 +22,8 @@ def cuts_of(shards: Any) -> list[int] | None:
         return None
     if not isinstance(shards, Sequence) or not all(isinstance(shard, Shard) for shard in shards):
         raise TypeError(f"shards: got {kind_of(shards)}, takes a sequence of Shard, as plan_shards makes it")
+    if not shards:
+        raise ValueError("shards: got none, takes one for each of the group's ranks")
     if [shard.rank for shard in shards] != list(range(len(shards))):
         raise ValueError(f"shards: got ranks {[shard.rank for shard in shards]}, takes one Shard a rank, in rank order")
     return [shard.start for shard in shards[1:]]

@@ -237,7 +237,7 @@ def test_a_race_names_the_source_lines_of_both_accesses():
     error = caught_in(source, "shared_5", SharedRace)
     read, write = line_of(source, "uint32_t v = tile[127 - i];"), line_of(source, "if (Mutant == 5) tile")
     assert error.source.endswith(f"{source}:{read}")
-    assert re.search(rf"that of warp 0 at line \d+ \([^)]*{write}\)", str(error))
+    assert re.search(rf"the write of warp 0 at line \d+ \([^)]*{write}\)", str(error))
     error = caught_in(source, "shared_7", SharedRace)
     line = line_of(source, "two warps write one place")
     assert error.source.endswith(f"{source}:{line}")

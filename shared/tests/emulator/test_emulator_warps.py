@@ -241,7 +241,7 @@ def test_a_race_names_the_source_lines_of_both_accesses():
     error = caught_in(source, "shared_7", SharedRace)
     line = line_of(source, "two warps write one place")
     assert error.source.endswith(f"{source}:{line}")
-    assert re.search(rf"that of warp \d at line \d+ \([^)]*{line}\)", str(error))
+    assert re.search(rf"the write of warp \d at line \d+ \([^)]*{line}\)", str(error))
 
 
 def test_what_is_read_before_its_wait_names_the_copy():

@@ -58,6 +58,7 @@ void order_access(Warp& w, const u8* at, u32 bytes, Rw rw, bool acquires, bool r
   if (!w.cta->shadow) return;
   Gang& gang = *w.gang;
   const u32 lanes = 1u << lane;
+  if (reads(rw)) gang.clocks.strong_read(w.cta->shadow->id(w), lanes);
   if (in_arena(w, reinterpret_cast<u64>(at))) {
     const u64 offset = reinterpret_cast<u64>(at) - reinterpret_cast<u64>(gang.arena);
     SharedShadow& shadow = *gang.ctas[offset >> kRankShift]->shadow;

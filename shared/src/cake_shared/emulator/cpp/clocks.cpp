@@ -5,7 +5,7 @@ namespace cake::emu {
 void Clocks::reset(u32 warps) {
   warps_ = warps;
   next_barrier_ = 0;
-  for (auto* list : {&warps_knowledge_, &staged_, &observed_}) {
+  for (auto* list : {&warps_knowledge_, &staged_, &observed_, &sequential_}) {
     list->resize(warps);
     for (auto& k : *list) k.reset(actors(), warps);
   }
@@ -35,7 +35,7 @@ void Clocks::acquire(u32 warp, u32 lanes, const Knowledge& from) {
 void Clocks::fence(u32 warp, u32 lanes, bool acquires, bool releases, bool total) {
   if (acquires) acquire(warp, lanes, observed_[warp]);
   if (total) {
-    acquire(warp, lanes, total_);
+    sequential_[warp].learn(total_);
     release(warp, lanes, total_);
   }
   if (!releases) return;

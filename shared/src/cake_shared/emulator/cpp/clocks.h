@@ -5,6 +5,7 @@
 // a mbarrier for the copies that complete on it; and the launches before this one. A warp knows of another actor's work up
 // to a clock; what an actor did at a later clock is unordered with it. A second vector tells up to which clock the other
 // warps' ordinary writes are visible to the asynchronous proxy (they lie before a proxy fence).
+// A third tells up to which clock their initialisations of mbarriers are known, where a fence speaks for those alone.
 //
 // What two lanes of a warp do counts as ordered, with one exception: which lanes know that the launches before this one
 // have ended is kept a lane.
@@ -18,10 +19,12 @@ namespace cake::emu {
 struct Knowledge {
   std::vector<u32> seen;    // by actor
   std::vector<u32> fenced;  // by warp
+  std::vector<u32> inits;   // by warp
   bool empty = true;
   void reset(u32 actors, u32 warps) {
     seen.assign(actors, 0);
     fenced.assign(warps, 0);
+    inits.assign(warps, 0);
     empty = true;
   }
   void learn(const Knowledge& other) {
@@ -29,6 +32,7 @@ struct Knowledge {
     empty = false;
     for (size_t k = 0; k < seen.size(); ++k) seen[k] = seen[k] < other.seen[k] ? other.seen[k] : seen[k];
     for (size_t k = 0; k < fenced.size(); ++k) fenced[k] = fenced[k] < other.fenced[k] ? other.fenced[k] : fenced[k];
+    for (size_t k = 0; k < inits.size(); ++k) inits[k] = inits[k] < other.inits[k] ? other.inits[k] : inits[k];
   }
 };
 
@@ -57,8 +61,24 @@ class Clocks {
   void acquire(u32 warp, u32 lanes, const Knowledge& from);
   // As a relaxed operation does: it is known after the warp's next acquiring fence.
   void acquire_relaxed(u32 warp, const Knowledge& from) { observed_[warp].learn(from); }
-  // `total`: fence.sc, of which any two are ordered.
+  // `total`: fence.sc, of which any two are ordered. Which of them came first a warp can only tell by what it reads by a
+  // strong access after its own: from then on it counts.
   void fence(u32 warp, u32 lanes, bool acquires, bool releases, bool total);
+  void strong_read(u32 warp, u32 lanes) {
+    if (sequential_[warp].empty) return;
+    acquire(warp, lanes, sequential_[warp]);
+    sequential_[warp].reset(actors(), warps_);
+  }
+  // fence.mbarrier_init: its release is of the warp's initialisations of mbarriers alone.
+  void init_fence(u32 warp) {
+    staged_[warp].inits[warp] = now(warp);
+    staged_[warp].empty = false;
+    ++warps_knowledge_[warp].seen[warp];
+  }
+  bool knows_init(u32 warp, u32 initialiser, u32 clock) const {
+    const Knowledge& k = warps_knowledge_[warp];
+    return k.seen[initialiser] >= clock || k.inits[initialiser] >= clock;
+  }
   void proxy_fence(u32 warp) {
     Knowledge& k = warps_knowledge_[warp];
     for (u32 w = 0; w < warps_; ++w) k.fenced[w] = k.seen[w];
@@ -100,6 +120,7 @@ class Clocks {
   u32 warps_ = 0, next_barrier_ = 0;
   std::vector<Knowledge> warps_knowledge_;
   std::vector<Knowledge> staged_, observed_;  // by warp: before its last releasing fence, after its next acquiring one
+  std::vector<Knowledge> sequential_;         // by warp: before the fence.sc that came before its last one
   std::vector<u32> grid_lanes_;               // by warp
   Knowledge total_, global_, cluster_arriving_, cluster_completed_;
   std::vector<u32> clocks_;  // by actor: of mbarriers the phases completed, of the others the operations issued

@@ -76,11 +76,21 @@ void h_mbarrier_arrive(Warp& w, const Ins& i) {
     for (const auto& group : w.copies.lane(l).committed) before.insert(before.end(), group.begin(), group.end());
     Gang* gang = w.gang;
     Warp* warp = &w;
+    mbarrier_issue(w, address, l);
     if (!i.flags) mbarrier_expect_arrival(*gang, address);
-    auto op = gang->async.issue(*gang, [gang, warp, address, l, before = std::move(before)] {
+    // What the thread does from here on the arrival does not tell of, however late it is.
+    u32 clock = 0;
+    Knowledge told;
+    if (w.cta->shadow) {
+      const u32 me = w.cta->shadow->id(w);
+      clock = gang->clocks.now(me);
+      told = gang->clocks.nothing();
+      gang->clocks.release(me, 1u << l, told);
+    }
+    auto op = gang->async.issue(*gang, [gang, warp, address, l, clock, told = std::move(told), before = std::move(before)] {
       for (const auto& b : before) gang->async.complete(*gang, b);
-      if (warp->cta->shadow) warp->cta->shadow->copy_signal(*warp, l, before, address & (kSharedWindow - 1));
-      mbarrier_arrive(*gang, address, 1, !before.empty());
+      if (warp->cta->shadow) warp->cta->shadow->copy_signal(*warp, l, before, clock);
+      mbarrier_arrive(*gang, address, 1, told, !before.empty());
     });
     // The thread itself need not wait for what the mbarrier tells others.
     w.copies.lane(l).open.clear();

@@ -103,6 +103,7 @@ void h_atomic(Warp& w, const Ins& i) {
   });
   if (changed) {
     ++w.gang->progress;
+    told_others(w);
   } else {
     w.signal = Signal::Yield;  // a lock that stays taken: let its owner run
   }
@@ -128,6 +129,7 @@ void h_atomic128(Warp& w, const Ins& i) {
     }
   });
   ++w.gang->progress;
+  told_others(w);
 }
 
 Handler choose(Type t, u32 op) {

@@ -124,8 +124,9 @@ void h_bulk(Warp& w, const Ins& i) {
       if (cta.shadow) clock = note_source(w, cta, t);
     }
     if (t.direction != kSharedToGlobal) {
-      receivers(*w.gang, t, i.flags, [&](u32 destination, u32) {
+      receivers(*w.gang, t, i.flags, [&](u32 destination, u32 barrier) {
         Cta& cta = shared_owner(w, destination, t.bytes, Rw::Write, l, true);
+        mbarrier_issue(w, barrier, l);
         if (cta.shadow)
           cta.shadow->async_write(w, destination & (kSharedWindow - 1), t.bytes, (i.flags & kReduce) != 0);
       });

@@ -97,6 +97,10 @@ void update(const Place& p, Mbarrier b, u32 address, u32 arrivals, i64 bytes, in
   ++p.cta->gang->progress;
 }
 
+void touch(Warp& w, const Place& p, SharedShadow::Touch how, int lane) {
+  if (p.cta->shadow) p.cta->shadow->mbarrier_touch(w, p.offset, how, lane);
+}
+
 u32 address_of(const Warp& w, const Ins& i, int lane) {
   if (i.space == Space::Generic) {
     const u64 a = w.lane64(i.a, lane) + static_cast<u64>(i.imm);
@@ -122,10 +126,7 @@ void h_init(Warp& w, const Ins& i) {
       fault("BarrierMisuse", state(Mbarrier::load(p.host), address) + " is initialised again without mbarrier.inval",
             l);
     }
-    if (p.cta->shadow) {
-      p.cta->shadow->access(w, p.offset, 8, false, true, false, l);
-      p.cta->shadow->mbarrier_init(w, p.offset);
-    }
+    if (p.cta->shadow) p.cta->shadow->mbarrier_init(w, p.offset, l);
     const u64 v = Mbarrier{count, count, 0, true, false}.word();
     std::memcpy(p.host, &v, 8);
     forget_use(p);
@@ -138,9 +139,14 @@ void h_inval(Warp& w, const Ins& i) {
     const u32 address = address_of(w, i, l);
     const Place p = place_of(*w.gang, address);
     valid(p, address, l);
+    const BarrierUse& use = use_of(p);
+    if (use.counted > use.waited) {
+      throw Fault{"AsyncInFlight", "nobody has waited for phase " + std::to_string((use.counted - 1) & 1) + " of mbarrier " + hex(address) +
+                  ", which counts this copy, and the mbarrier is invalidated at " + place_text(*w.gang->launch, w.pc), -1, use.issuer, use.pc};
+    }
+    if (p.cta->shadow) p.cta->shadow->mbarrier_inval(w, p.offset, l);
     std::memset(p.host, 0xcd, 8);
     forget_use(p);
-    if (p.cta->shadow) p.cta->shadow->mbarrier_inval(p.offset);
   });
 }
 
@@ -153,6 +159,7 @@ void h_arrive(Warp& w, const Ins& i) {
     if (p.cta->done)
       fault("OutOfBounds", "mbarrier of CTA rank " + std::to_string(p.cta->rank) + ", which has exited", l);
     Mbarrier b = valid(p, address, l);
+    touch(w, p, SharedShadow::Touch::Counts, l);
     const u32 count = i.flags & kCount ? w.lane32(i.b, l) : 1;
     const i64 bytes = i.flags & kExpect ? w.lane32(i.c, l) : 0;
     if (count == 0) fault("BarrierMisuse", "an arrival with count 0", l);
@@ -167,13 +174,16 @@ void h_arrive(Warp& w, const Ins& i) {
     if (p.cta->shadow) p.cta->shadow->mbarrier_arrive(w, 1u << l, p.offset, i.flags & kRelaxed);
     update(p, b, address, count, bytes, l);
   });
+  told_others(w);
 }
 
 void h_expect_tx(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     const u32 address = address_of(w, i, l);
     const Place p = place_of(*w.gang, address);
-    update(p, valid(p, address, l), address, 0, static_cast<i64>(w.lane32(i.c, l)) * (i.flags & kDrop ? -1 : 1), l);
+    const Mbarrier b = valid(p, address, l);
+    touch(w, p, SharedShadow::Touch::Counts, l);
+    update(p, b, address, 0, static_cast<i64>(w.lane32(i.c, l)) * (i.flags & kDrop ? -1 : 1), l);
   });
 }
 
@@ -189,6 +199,7 @@ void h_wait(Warp& w, const Ins& i) {
     const u32 address = address_of(w, i, l);
     const Place p = place_of(*w.gang, address);
     const Mbarrier b = valid(p, address, l);
+    touch(w, p, SharedShadow::Touch::Waits, l);
     if (b.phase != waited_phase(w, i, l)) {
       done |= 1u << l;
       BarrierUse& use = use_of(p);
@@ -198,6 +209,7 @@ void h_wait(Warp& w, const Ins& i) {
   });
   w.set_predicate(i.d, done);
   if (done != w.mask) w.signal = Signal::Yield;
+  else told_others(w);
 }
 
 void h_pending_count(Warp& w, const Ins& i) {
@@ -299,10 +311,17 @@ void count_copies(const Gang& gang, const Place& p) {
 
 }  // namespace
 
+void mbarrier_issue(Warp& w, u32 address, int lane) {
+  const Place p = place_of(*w.gang, address);
+  valid(p, address, lane);
+  touch(w, p, SharedShadow::Touch::Issues, lane);
+}
+
 void mbarrier_complete_tx(Gang& gang, u32 address, u32 bytes) {
   const Place p = place_of(gang, address);
   const Mbarrier b = valid(p, address, -1);
   count_copies(gang, p);
+  if (p.cta->shadow) p.cta->shadow->mbarrier_signal(p.offset, gang.async_pc, nullptr);
   update(p, b, address, 0, -static_cast<i64>(bytes), -1);
 }
 
@@ -322,10 +341,10 @@ std::string mbarrier_waiting(const Warp& w, const Ins& i, u32 lanes) {
   return text;
 }
 
-void mbarrier_arrive(Gang& gang, u32 address, u32 count, bool for_copies) {
+void mbarrier_arrive(Gang& gang, u32 address, u32 count, const Knowledge& told, bool for_copies) {
   const Place p = place_of(gang, address);
   if (for_copies) count_copies(gang, p);
-  if (p.cta->shadow && gang.async_issuer) p.cta->shadow->mbarrier_arrive(*gang.async_issuer, kFull, p.offset);
+  if (p.cta->shadow) p.cta->shadow->mbarrier_signal(p.offset, gang.async_pc, &told);
   update(p, valid(p, address, -1), address, count, 0, -1);
 }
 

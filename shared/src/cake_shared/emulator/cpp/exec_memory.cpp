@@ -92,6 +92,7 @@ void h_store(Warp& w, const Ins& i) {
     }
   });
   ++w.gang->progress;
+  if (strong) told_others(w);
   count_bytes(w, i, kBytes, true);
   if (w.gang->launch->profile && i.space == Space::Shared) count_conflicts(w, i, kBytes);
 }
@@ -118,6 +119,7 @@ void h_store128(Warp& w, const Ins& i) {
     std::memcpy(p, parts, 16);
   });
   ++w.gang->progress;
+  if (strong) told_others(w);
   count_bytes(w, i, 16, true);
 }
 

@@ -22,6 +22,7 @@ void h_store_async(Warp& w, const Ins& i) {
       fault("IllegalInstruction", "the value and its mbarrier lie in different CTAs", l);
     }
     Cta& target = shared_owner(w, address, bytes, Rw::Write, l, true);
+    mbarrier_issue(w, barrier, l);
     if (target.shadow)
       target.shadow->async_write(w, address & (kSharedWindow - 1), bytes, (i.flags & kReduce) != 0);
     u8 value[32];

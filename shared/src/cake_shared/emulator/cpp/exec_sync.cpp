@@ -41,6 +41,21 @@ void release_barriers(Cta& cta) {
 
 namespace {
 
+// A warp has arrived once all of its lanes that are alive have. A count is of whole warps, with the lanes that have exited.
+void gather(Warp& w, u32 id, int lane) {
+  u32& lanes = w.gathered[id];
+  if (!lanes || w.alive & ~lanes) return;
+  NamedBarrier& b = w.cta->barriers[id];
+  b.arrived += b.has_count ? kLanes : static_cast<u32>(std::popcount(lanes));
+  lanes = 0;
+  if (b.has_count && b.arrived > b.expected) {
+    fault("BarrierMisuse",
+          "barrier " + std::to_string(id) + ": " + std::to_string(b.arrived) + " threads arrive where " +
+              std::to_string(b.expected) + " are expected",
+          lane);
+  }
+}
+
 u32 actor_of(const Warp& w) { return w.cta->rank * static_cast<u32>(w.cta->warps.size()) + static_cast<u32>(w.index); }
 
 }  // namespace
@@ -63,6 +78,12 @@ void release_cluster(Gang& gang) {
       }
     }
   }
+}
+
+// Whose lanes that are left have all arrived has arrived as a whole.
+void leave_barriers(Warp& w) {
+  for (u32 id = 0; id < 16; ++id) gather(w, id, -1);
+  release_barriers(*w.cta);
 }
 
 // What lanes that exit have arrived for does not stand in for those that still have to.
@@ -102,15 +123,8 @@ void h_barrier(Warp& w, const Ins& i) {
   b.used = true;
   b.has_count = has_count;
   b.expected = count;
-  // Lanes that have exited count with the rest of their warp when a count is given.
-  const u32 arrivals = has_count && w.mask == w.alive ? kLanes : static_cast<u32>(std::popcount(w.mask));
-  b.arrived += arrivals;
-  if (has_count && b.arrived > count) {
-    fault("BarrierMisuse",
-          "barrier " + std::to_string(id) + ": " + std::to_string(b.arrived) + " threads arrive where " +
-              std::to_string(count) + " are expected",
-          lane);
-  }
+  w.gathered[id] |= w.mask;
+  gather(w, id, lane);
   if (i.flags >> 1 & 3) {
     const u32 p = w.predicates[i.c] & w.mask;
     b.predicate_true += static_cast<u32>(std::popcount(p));
@@ -119,6 +133,7 @@ void h_barrier(Warp& w, const Ins& i) {
   if (cta.shadow) cta.shadow->barrier_arrive(w, id);
   if (i.flags & kArrive) {
     release_barriers(cta);
+    told_others(w);
     return;
   }
   Split& s = w.split();
@@ -139,6 +154,7 @@ void h_cluster_arrive(Warp& w, const Ins& i) {
   gang.cluster_arrived += static_cast<u32>(std::popcount(w.mask));
   if (w.cta->shadow) gang.clocks.cluster_arrive(actor_of(w), w.mask, i.flags & kRelaxed);
   release_cluster(gang);
+  told_others(w);
 }
 
 void h_cluster_wait(Warp& w, const Ins&) {
@@ -222,6 +238,7 @@ void h_fence(Warp& w, const Ins& i) {
   if (!w.cta->shadow) return;
   Clocks& clocks = w.gang->clocks;
   if (i.flags == kProxyAsync || i.flags == kProxyAsyncShared) clocks.proxy_fence(actor_of(w));
+  if (i.flags == kBarrierInit) clocks.init_fence(actor_of(w));
   if (i.flags == kPlain) clocks.fence(actor_of(w), w.mask, i.imm & kAcquires, i.imm & kReleases, i.imm & kTotal);
 }
 
@@ -229,7 +246,7 @@ void decode_fence(Decoder& d, Ins& i) {
   Modifiers& m = d.mods();
   i.fn = h_fence;
   if (m.take("mbarrier_init")) {
-    i.flags = kBarrierInit;  // orders nothing but the initialisation of mbarriers, of which there are no races
+    i.flags = kBarrierInit;
     m.take("release");
     m.take("cluster");
     return;

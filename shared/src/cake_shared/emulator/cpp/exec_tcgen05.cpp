@@ -239,20 +239,26 @@ void h_commit(Warp& w, const Ins& i) {
     }
     const u32 offset = address & (kSharedWindow - 1);
     for (u32 rank = 0; rank < w.gang->ctas.size(); ++rank) {
-      if (mask >> rank & 1) shared_owner(w, rank << kRankShift | offset, 8, Rw::Atomic, l, true);
+      if (!(mask >> rank & 1)) continue;
+      shared_owner(w, rank << kRankShift | offset, 8, Rw::Atomic, l, true);
+      mbarrier_issue(w, rank << kRankShift | offset, l);
     }
     Gang* gang = w.gang;
     // Whoever waits for the phase knows that what this warp had issued has read its operands.
     u32 reader = 0, clock = 0;
+    Knowledge told;
     if (w.cta->shadow) {
-      reader = gang->clocks.matrix_actor(w.cta->shadow->id(w));
+      const u32 me = w.cta->shadow->id(w);
+      reader = gang->clocks.matrix_actor(me);
       clock = gang->clocks.issue(reader);
+      told = gang->clocks.nothing();
+      gang->clocks.release(me, 1u << l, told);
     }
-    gang->async.issue(*gang, [gang, mask, offset, reader, clock] {
+    gang->async.issue(*gang, [gang, mask, offset, reader, clock, told = std::move(told)] {
       for (u32 rank = 0; rank < gang->ctas.size(); ++rank) {
         if (!(mask >> rank & 1)) continue;
         if (gang->ctas[rank]->shadow) gang->ctas[rank]->shadow->mbarrier_tells(offset, reader, clock);
-        mbarrier_arrive(*gang, rank << kRankShift | offset, 1);
+        mbarrier_arrive(*gang, rank << kRankShift | offset, 1, told);
       }
     }, tensor_pipe(*w.cta));
   });

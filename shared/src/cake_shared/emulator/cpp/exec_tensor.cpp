@@ -283,6 +283,7 @@ void h_tensor_copy(Warp& w, const Ins& i) {
         Cta& cta = shared_owner(w, address, box.bytes, Rw::Write, l, true);
         const u32 signal = i.flags & kMulticast ? rank << kRankShift | (barrier & (kSharedWindow - 1)) : barrier;
         shared_owner(w, signal, 8, Rw::Atomic, l, true);
+        mbarrier_issue(w, signal, l);
         if (cta.shadow) cta.shadow->async_write(w, offset, box.bytes, false);
         barriers.push_back(signal);
       }

@@ -119,6 +119,7 @@ void GangRunner::init_warp(Warp& w, Cta& cta, int index) {
   w.registers_held = launch_.registers;
   w.register_changes.clear();
   std::memset(w.cluster_phase, 0, sizeof w.cluster_phase);
+  std::memset(w.gathered, 0, sizeof w.gathered);
   w.local_bytes = program_.local_bytes;
   w.local = local_ + slot * kLanes * program_.local_bytes;
   const u32 left = threads_ - static_cast<u32>(index) * kLanes;

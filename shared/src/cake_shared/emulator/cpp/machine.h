@@ -28,7 +28,8 @@ enum class Signal : u8 {
   Yield,  // the instruction is done but found nothing new: run others first
   Rest,   // the instruction is done: give others a turn
   Wait,   // the handler has put the current part into a waiting state; whoever ends the wait moves its pc on
-  Again   // run the same instruction again after others have run
+  Again,  // run the same instruction again after others have run
+  Turn    // the instruction is done and the turn of the warp is over; the same part goes on with its next
 };
 
 // Lanes of a warp that share a program counter.
@@ -72,6 +73,7 @@ struct Warp {
   LaneCopies copies;  // cp.async groups
   BulkGroups bulk;    // cp.async.bulk groups
   u32 cluster_phase[kLanes] = {};  // that the lane has arrived for and not waited for; 0: none
+  u32 gathered[16] = {};           // by named barrier: lanes that have arrived while others of the warp have not
   std::unique_ptr<RegisterFlight> flight;  // null until the first operation with registers in flight
   u64 poll_value = 0;
   i32 poll_pc = -1;
@@ -251,8 +253,15 @@ inline void map3(Warp& w, const Ins& i, F f) {
   for_lanes(w.mask, [&](int l) { put<D>(d, l, f(get<A>(a, l), get<B>(b, l), get<C>(c, l))); });
 }
 
+// After an instruction that tells other warps something: under Order::Random the turn often ends here, so that those who
+// do not wait for each other overtake each other.
+inline void told_others(Warp& w) {
+  if (w.gang->launch->order == Order::Random && w.signal == Signal::None && (w.gang->random() & 1)) w.signal = Signal::Turn;
+}
+
 // The lanes that are not alive any more satisfy barriers; called after arrivals and exits.
 void release_barriers(Cta& cta);
+void leave_barriers(Warp& w);  // lanes exit
 void release_cluster(Gang& gang);
 void leave_cluster(Warp& w, u32 lanes);  // lanes exit
 

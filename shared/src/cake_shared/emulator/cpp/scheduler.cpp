@@ -63,7 +63,7 @@ void GangRunner::leave(Warp& w, u32 lanes, i32 pc) {
   for (auto& t : w.splits) {
     if (t.state == State::WaitLanes) t.state = State::Run;
   }
-  release_barriers(*w.cta);
+  leave_barriers(w);
   leave_cluster(w, lanes);
   if (w.cta->alive == 0) check_exit(*w.cta);
 }
@@ -71,7 +71,7 @@ void GangRunner::leave(Warp& w, u32 lanes, i32 pc) {
 template <bool kTrace>
 SliceEnd GangRunner::run(Warp& w, u64 budget) {
   gang_.running = &w;
-  const bool rotate = w.signal != Signal::None;
+  const bool rotate = w.signal != Signal::None && w.signal != Signal::Turn;
   w.signal = Signal::None;
   if (!pick(w, rotate)) return w.splits.empty() ? SliceEnd::Done : SliceEnd::Idle;
   const Ins* const code = program_.code.data();
@@ -114,7 +114,7 @@ SliceEnd GangRunner::run(Warp& w, u64 budget) {
         ++pc;
         if (w.signal != Signal::None) {
           w.split().pc = pc;
-          if (w.signal == Signal::Rest) goto out;
+          if (w.signal == Signal::Rest || w.signal == Signal::Turn) goto out;
           w.split().parked = gang_.progress;
           if (!repick(true)) goto out;
           w.signal = Signal::None;
@@ -157,6 +157,9 @@ SliceEnd GangRunner::run(Warp& w, u64 budget) {
             w.split().pc = pc;
             if (!repick(false)) goto out;
           }
+        } else if (w.signal == Signal::Turn) {
+          w.split().pc = pc + 1;
+          goto out;
         } else {
           const bool again = w.signal == Signal::Again;
           if (w.signal == Signal::Yield) w.split().pc = pc + 1;

@@ -28,10 +28,15 @@ void SharedShadow::reset(Cta& cta) {
   read_pcs_.resize(readers_.size());
   async_read_pcs_.resize(async_readers_.size());
   synced_.clear();
+  past_.clear();
   mbarriers_.clear();
   copies_.clear();
   issuing_.clear();
-  for (auto& k : named_) k.reset(clocks_->actors(), warps_);
+  for (auto& b : named_) {
+    b.told.reset(clocks_->actors(), warps_);
+    b.last.clear();
+    b.now.clear();
+  }
 }
 
 u32 SharedShadow::id(const Warp& w) const { return w.cta->rank * warps_per_cta_ + static_cast<u32>(w.index); }
@@ -64,29 +69,48 @@ void SharedShadow::race(u32 me, u32 other, int other_pc, u32 cell, const char* w
         " may still read: it knows of no wait that covers it", lane);
 }
 
-// The last write must be known to the warp; a write must also know of every read.
-void SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool strong, int lane, bool forgive) {
+// `before` is not known to the warp. A write of the same value is let pass, for now.
+void SharedShadow::unordered_write(Warp& w, u32 cell, const Past& before, bool writes, bool forgive, int lane) {
+  const u32 me = id(w);
+  if (before.actor >= clocks_->first_barrier()) {
+    fault(writes ? "SharedRace" : "UnwaitedResult",
+          place(cell) + ": the mbarrier of the copy" + at(before.pc) + " that wrote them has not been waited for by " + name(me), lane);
+  }
+  if (!forgive || before.strong) race(me, before.actor, before.pc, cell, writes ? "a write" : "a read", "write", lane);
+  u32 old = 0;
+  std::memcpy(&old, cta_->shared + cell * granule_, granule_);
+  suspects_.push_back({cell, me, before.actor, old, lane, &w, w.pc, before.pc});
+}
+
+// The writes before must be known to the warp, to a strong access the ordinary ones; a write must also know of every read.
+// True when an ordinary write that is not known was let pass.
+bool SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool strong, int lane, bool forgive) {
   const Cell& c = cells_[cell];
   const u32 me = id(w);
-  const auto& seen = clocks_->of(me).seen;
+  if (c.flags & kMbarrier) {
+    fault("BarrierMisuse", place(cell) + (writes ? ": a write to" : ": a read of") + " an mbarrier by other than its own operations: it is " +
+          "initialised, and nothing but mbarrier.inval makes memory of it again", lane);
+  }
   if (c.flags & kUnderWay) {
     fault(writes ? "SharedRace" : "UnwaitedResult",
           place(cell) + ": the asynchronous copy" + at(write_pcs_[cell]) + " into them is under way and has not been waited for", lane);
   }
-  if (c.clock > seen[c.writer] && !(strong && (c.flags & kStrong)) && !observed(me, cell)) {
-    if (c.writer >= clocks_->first_barrier()) {
-      fault(writes ? "SharedRace" : "UnwaitedResult",
-            place(cell) + ": the mbarrier of the copy" + at(write_pcs_[cell]) + " that wrote them has not been waited for by " + name(me), lane);
+  bool passed = false;
+  if (c.flags & kPast) {
+    for (const Past& before : past_.at(cell)) {
+      if ((strong && before.strong) || knows(me, before)) continue;
+      unordered_write(w, cell, before, writes, forgive, lane);
+      passed = true;
     }
-    if (!forgive) race(me, c.writer, write_pcs_[cell], cell, writes ? "a write" : "a read", "write", lane);
-    u32 old = 0;
-    std::memcpy(&old, cta_->shared + cell * granule_, granule_);
-    suspects_.push_back({cell, me, c.writer, old, lane, &w, w.pc, write_pcs_[cell]});
+  } else if (c.clock > clocks_->of(me).seen[c.writer]) {
+    unordered_write(w, cell, {c.clock, c.writer, false, false, false, write_pcs_[cell], {}}, writes, forgive, lane);
+    passed = true;
   }
-  if (!writes) return;
+  if (!writes) return passed;
   check_readers(me, cell, readers(cell), 0, warps_, lane);
   if (async_columns_) check_readers(me, cell, async_readers(cell), warps_, async_columns_, lane);
   if (c.flags & kSynced && !strong) check_strong_readers(me, cell, lane);
+  return passed;
 }
 
 // `read`: clocks of the actors from `first` on.
@@ -118,7 +142,8 @@ void SharedShadow::confirm() {
 }
 
 void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool strong, int lane) {
-  if (!suspects_.empty() && (suspects_[0].pc != w.pc || suspects_[0].warp != &w)) confirm();
+  // Lanes come in order: one that is not behind the last belongs to another execution of the instruction.
+  if (!suspects_.empty() && (suspects_[0].pc != w.pc || suspects_[0].warp != &w || lane <= suspects_.back().lane)) confirm();
   const u32 me = id(w), now = clocks_->now(me);
   const auto& seen = clocks_->of(me).seen;
   const u32 first = offset / granule_, last = (offset + bytes - 1) / granule_;
@@ -128,16 +153,19 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
       if (c.flags & kUnderWay) check_order(w, cell, writes, strong, lane);
       fault("UninitialisedRead", place(cell) + " have never been written", lane);
     }
-    if (writes || (c.flags & kUnderWay) || c.clock > seen[c.writer]) {
-      check_order(w, cell, writes, strong, lane, writes && !strong && granule_ <= 4);
+    bool passed = false;
+    if (writes || (c.flags & (kUnderWay | kPast | kMbarrier)) || c.clock > seen[c.writer]) {
+      passed = check_order(w, cell, writes, strong, lane, writes && !strong && granule_ <= 4);
     }
     if (strong) {
       strong_access(w, cell, me, now, reads, writes);
     } else if (writes) {
+      if (passed) let_pass(cell, me);
       c.writer = static_cast<u16>(me);
       c.clock = now;
-      c.flags = kWritten;
+      c.flags = passed ? kWritten | kPast : kWritten;
       write_pcs_[cell] = w.pc;
+      if (passed) past_[cell].push_back({now, c.writer, false, false, false, w.pc, {}});
     } else {
       const size_t at = static_cast<size_t>(cell) * warps_ + me;
       readers_[at] = now;
@@ -146,16 +174,24 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
   }
 }
 
+void SharedShadow::check_fenced(const Knowledge& known, u32 cell, u32 actor, u32 clock, int pc) const {
+  if (actor >= warps_ || clock > known.seen[actor] || clock <= known.fenced[actor]) return;
+  fault("MissingProxyFence",
+        place(cell) + " were written by " + name(actor) + at(pc) +
+            " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
+}
+
 void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes) {
   const Cell& c = cells_[cell];
   const Knowledge& known = clocks_->of(id(issuer));
   if (reads) {
     if (!(c.flags & (kWritten | kUnderWay))) fault("UninitialisedRead", place(cell) + " have never been written");
-    if (c.writer < warps_ && !(c.flags & (kProxy | kUnderWay)) && c.clock <= known.seen[c.writer] &&
-        c.clock > known.fenced[c.writer]) {
-      fault("MissingProxyFence",
-            place(cell) + " were written by " + name(c.writer) +
-                at(write_pcs_[cell]) + " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
+    if (c.flags & kPast) {
+      for (const Past& before : past_.at(cell)) {
+        if (!before.proxy) check_fenced(known, cell, before.actor, before.clock, before.pc);
+      }
+    } else if (!(c.flags & (kProxy | kUnderWay))) {
+      check_fenced(known, cell, c.writer, c.clock, write_pcs_[cell]);
     }
   }
   check_order(issuer, cell, writes, false, -1);
@@ -167,7 +203,7 @@ void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reade
     const u64 history = std::bit_cast<u64>(cells_[cell]);
     if (history == reader.checked) continue;
     async_order(issuer, cell, true, false);
-    reader.checked = history;
+    if (!(cells_[cell].flags & kPast)) reader.checked = history;
   }
   if (reader.actor - warps_ >= async_columns_) return;
   for (u32 at = offset / kUnit; at <= (offset + bytes - 1) / kUnit; ++at) {
@@ -179,6 +215,7 @@ void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reade
 
 void SharedShadow::async_write(Warp& issuer, u32 offset, u32 bytes, bool reads) {
   if (bytes == 0) return;
+  if (!suspects_.empty()) confirm();  // before the copy changes the bytes
   for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
     async_order(issuer, cell, reads, true);
     cells_[cell].flags = static_cast<u8>((cells_[cell].flags & kWritten) | kUnderWay);
@@ -204,6 +241,7 @@ void SharedShadow::async_arrived(u32 offset, u32 bytes, u32 barrier) {
 }
 
 void SharedShadow::copy_begin(Warp& w, u32 offset, u32 bytes, int lane) {
+  if (!suspects_.empty()) confirm();
   const u32 first = offset / granule_, last = (offset + bytes - 1) / granule_;
   for (u32 cell = first; cell <= last; ++cell) {
     Cell& c = cells_[cell];
@@ -220,12 +258,12 @@ void SharedShadow::copy_issued(Warp& w, const std::shared_ptr<AsyncOp>& op) {
 }
 
 // From here on what the copies wrote for these lanes counts as written by their warp.
-void SharedShadow::settle(Warp& w, Copies& copies, u32 lanes) {
-  const u32 me = id(w), now = clocks_->now(me);
+void SharedShadow::settle(Warp& w, Copies& copies, u32 lanes, u32 clock) {
+  const u32 me = id(w);
   for (const Range& r : copies.ranges) {
     if (!(lanes >> r.lane & 1)) continue;
     for (u32 cell = r.offset / granule_; cell <= (r.offset + r.bytes - 1) / granule_; ++cell) {
-      cells_[cell] = Cell{now, static_cast<u16>(me), kWritten, 0};
+      cells_[cell] = Cell{clock, static_cast<u16>(me), kWritten, 0};
     }
   }
   std::erase_if(copies.ranges, [&](const Range& r) { return lanes >> r.lane & 1; });
@@ -234,75 +272,42 @@ void SharedShadow::settle(Warp& w, Copies& copies, u32 lanes) {
 void SharedShadow::copy_waited(Warp& w) {
   auto& list = copies_[id(w)];
   for (auto& c : list) {
-    if (c.op->waited) settle(w, c, c.op->waited);
+    if (c.op->waited) settle(w, c, c.op->waited, clocks_->now(id(w)));
   }
   std::erase_if(list, [](const Copies& c) { return c.ranges.empty(); });
 }
 
-void SharedShadow::copy_signal(Warp& w, int lane, const std::vector<std::shared_ptr<AsyncOp>>& copies, u32 barrier) {
+void SharedShadow::copy_signal(Warp& w, int lane, const std::vector<std::shared_ptr<AsyncOp>>& copies, u32 clock) {
   auto& list = copies_[id(w)];
   for (auto& c : list) {
-    if (std::find(copies.begin(), copies.end(), c.op) != copies.end()) settle(w, c, 1u << lane);
+    if (std::find(copies.begin(), copies.end(), c.op) != copies.end()) settle(w, c, 1u << lane, clock);
   }
   std::erase_if(list, [](const Copies& c) { return c.ranges.empty(); });
-  mbarrier_arrive(w, kFull, barrier);
 }
 
-void SharedShadow::barrier_arrive(Warp& w, u32 id_of_barrier) { clocks_->release(id(w), w.mask, named_[id_of_barrier]); }
+// Who arrives must know that the phase before is over, or the arrival may count for that one.
+void SharedShadow::barrier_arrive(Warp& w, u32 id_of_barrier) {
+  const u32 me = id(w);
+  Named& b = named_[id_of_barrier];
+  for (const Arrival& before : b.last) {
+    if (before.clock <= clocks_->of(me).seen[before.warp]) continue;
+    fault("BarrierMisuse", name(me) + " arrives at barrier " + std::to_string(id_of_barrier) + " with nothing that orders it after the arrival of " +
+          name(before.warp) + at(before.pc) + " in the phase before: it may count for either phase");
+  }
+  b.now.push_back({me, clocks_->now(me), w.pc});
+  clocks_->release(me, w.mask, b.told);
+}
 
 void SharedShadow::barrier_released(Cta& cta, u32 id_of_barrier) {
-  Knowledge& k = named_[id_of_barrier];
+  Named& b = named_[id_of_barrier];
   for (auto& w : cta.warps) {
     for (const auto& s : w.splits) {
-      if (s.state == State::WaitBarrier && s.barrier == id_of_barrier) clocks_->acquire(id(w), s.mask, k);
+      if (s.state == State::WaitBarrier && s.barrier == id_of_barrier) clocks_->acquire(id(w), s.mask, b.told);
     }
   }
-  k.reset(clocks_->actors(), warps_);
-}
-
-void SharedShadow::mbarrier_init(Warp& w, u32 offset) {
-  (void)w;
-  Mbarrier m{clocks_->new_barrier_actor(), {}, {}};
-  m.arriving.reset(clocks_->actors(), warps_);
-  m.completed.reset(clocks_->actors(), warps_);
-  mbarriers_.insert_or_assign(offset, std::move(m));
-}
-
-void SharedShadow::mbarrier_arrive(Warp& w, u32 lanes, u32 offset, bool relaxed) {
-  auto it = mbarriers_.find(offset);
-  if (it == mbarriers_.end()) return;
-  relaxed ? clocks_->release_relaxed(id(w), it->second.arriving) : clocks_->release(id(w), lanes, it->second.arriving);
-}
-
-void SharedShadow::mbarrier_phase(u32 offset) {
-  auto it = mbarriers_.find(offset);
-  if (it == mbarriers_.end()) return;
-  Mbarrier& m = it->second;
-  m.completed.learn(m.arriving);
-  m.completed.seen[m.actor] = clocks_->complete(m.actor);
-  m.completed.empty = false;
-}
-
-void SharedShadow::mbarrier_tells(u32 offset, u32 actor, u32 clock) {
-  auto it = mbarriers_.find(offset);
-  if (it == mbarriers_.end()) return;
-  u32& told = it->second.arriving.seen[actor];
-  told = std::max(told, clock);
-  it->second.arriving.empty = false;
-}
-
-bool SharedShadow::mbarrier_clock(u32 offset, u32& actor, u32& clock) const {
-  auto it = mbarriers_.find(offset);
-  if (it == mbarriers_.end()) return false;
-  actor = it->second.actor;
-  clock = clocks_->completed(actor) + 1;
-  return true;
-}
-
-void SharedShadow::mbarrier_acquire(Warp& w, u32 lanes, u32 offset, bool relaxed) {
-  auto it = mbarriers_.find(offset);
-  if (it == mbarriers_.end()) return;
-  relaxed ? clocks_->acquire_relaxed(id(w), it->second.completed) : clocks_->acquire(id(w), lanes, it->second.completed);
+  b.told.reset(clocks_->actors(), warps_);
+  std::swap(b.last, b.now);
+  b.now.clear();
 }
 
 }  // namespace cake::emu

@@ -45,16 +45,22 @@ class SharedShadow {
   void copy_begin(Warp& w, u32 offset, u32 bytes, int lane);
   void copy_issued(Warp& w, const std::shared_ptr<AsyncOp>& op);
   void copy_waited(Warp& w);
-  // cp.async.mbarrier.arrive: the mbarrier waits for these copies of a thread.
-  void copy_signal(Warp& w, int lane, const std::vector<std::shared_ptr<AsyncOp>>& copies, u32 barrier);
+  // cp.async.mbarrier.arrive: the mbarrier waits for these copies of a thread. They count as written by its warp at `clock`.
+  void copy_signal(Warp& w, int lane, const std::vector<std::shared_ptr<AsyncOp>>& copies, u32 clock);
 
   // What orders the accesses of different warps.
   void barrier_arrive(Warp& w, u32 id);
   void barrier_released(Cta& cta, u32 id);
-  void mbarrier_init(Warp& w, u32 offset);
-  void mbarrier_inval(u32 offset) { mbarriers_.erase(offset); }
+  void mbarrier_init(Warp& w, u32 offset, int lane);
+  void mbarrier_inval(Warp& w, u32 offset, int lane);
   bool is_mbarrier(u32 offset) const { return mbarriers_.count(offset) != 0; }
-  void mbarrier_arrive(Warp& w, u32 lanes, u32 offset, bool relaxed = false);
+  // Every operation of a warp on an mbarrier, or of what it issues: the initialisation must be known to it, and who takes
+  // the mbarrier away must know of the operation.
+  enum class Touch : u8 { Counts, Waits, Issues };  // arrives or changes what is expected; polls; a copy will signal it
+  void mbarrier_touch(Warp& w, u32 offset, Touch how, int lane);
+  void mbarrier_arrive(Warp& w, u32 lanes, u32 offset, bool relaxed);
+  // An asynchronous operation signals it; `told`: what its issuer knew, where it passes that on.
+  void mbarrier_signal(u32 offset, int pc, const Knowledge* told);
   void mbarrier_phase(u32 offset);
   void mbarrier_acquire(Warp& w, u32 lanes, u32 offset, bool relaxed);
   // The phase that counts this arrival also tells of operations of `actor` up to `clock`.
@@ -65,17 +71,47 @@ class SharedShadow {
 
  private:
   static constexpr u32 kUnit = 16;
-  // kStrong: the last write was a strong one; kProxy: written by the asynchronous proxy; kSynced: has an entry in synced_.
-  enum : u8 { kWritten = 1, kStrong = 2, kUnderWay = 4, kProxy = 8, kSynced = 16 };
+  // kProxy: written by the asynchronous proxy; kSynced, kPast: has an entry in synced_, past_; kMbarrier: of an mbarrier that
+  // is initialised.
+  enum : u8 { kWritten = 1, kUnderWay = 2, kProxy = 4, kSynced = 8, kPast = 16, kMbarrier = 32 };
   struct Cell {
     u32 clock = 0;   // of the last write
     u16 writer = 0;  // actor
     u8 flags = 0;
     u8 pad = 0;
   };
+  // A write that still counts where the last one does not tell of all: of cells with strong writes, which need no order among
+  // themselves, by warp the last one, with the ordinary ones before them; and ordinary ones that were let pass.
+  struct Past {
+    u32 clock;
+    u16 actor;
+    bool strong, proxy;
+    bool chained;  // who reads the last write reads this one too: nothing but atomics since
+    int pc;
+    std::vector<std::pair<u32, u32>> observers;  // warps that have read it by a strong access, and when first
+  };
+  struct Use {
+    u32 clock = 0, phase = 0;
+    int pc = -1;
+    Touch how = Touch::Counts;
+  };
   struct Mbarrier {
     u32 actor;
     Knowledge arriving, completed;
+    u32 initialiser, clock;  // mbarrier.init
+    int pc;
+    std::vector<Use> uses;   // by warp: its last operation
+    u32 signals = 0;         // operations under way that will signal it
+    Use signal;              // the last that has
+    std::vector<Use> relaxed;  // by warp, empty without any: its last relaxed wait, and the phase that it has seen end
+  };
+  struct Arrival {
+    u32 warp, clock;
+    int pc;
+  };
+  struct Named {  // barrier
+    Knowledge told;
+    std::vector<Arrival> last, now;  // of the last phase and of the one under way
   };
   // Of a cell with strong accesses since its last ordinary write.
   struct Synced {
@@ -112,16 +148,24 @@ class SharedShadow {
   void check_readers(u32 me, u32 cell, const u32* read, u32 first, u32 count, int lane) const;
   void check_strong_readers(u32 me, u32 cell, int lane) const;
   void async_order(Warp& issuer, u32 cell, bool reads, bool writes);
-  void check_order(Warp& w, u32 cell, bool writes, bool strong, int lane, bool forgive = false);
-  bool observed(u32 me, u32 cell) const;
+  bool check_order(Warp& w, u32 cell, bool writes, bool strong, int lane, bool forgive = false);
+  void unordered_write(Warp& w, u32 cell, const Past& before, bool writes, bool forgive, int lane);
+  void check_fenced(const Knowledge& known, u32 cell, u32 actor, u32 clock, int pc) const;
+  bool knows(u32 me, const Past& write) const;
+  std::vector<Past>& past(u32 cell);
+  void let_pass(u32 cell, u32 me);
+  void observe(u32 cell, u32 me, u32 now);
   Synced& synced(u32 cell);
+  void claim(Warp& w, u32 offset, int lane);
+  bool knows_phase(u32 me, const Mbarrier& m, u32 phase) const;
+  std::string mbarrier_name(u32 offset) const;
   void strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool writes);
   [[noreturn]] void race(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before, int lane) const;
   std::string unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before) const;
   std::string place(u32 cell) const;
   std::string at(int pc) const;  // " at line 12 (source.cu:34)"
   std::string name(u32 actor) const;
-  void settle(Warp& w, Copies& copies, u32 lanes);
+  void settle(Warp& w, Copies& copies, u32 lanes, u32 clock);
 
   Cta* cta_ = nullptr;
   Gang* gang_;
@@ -134,8 +178,9 @@ class SharedShadow {
   // Where those accesses are in the program; what no access has written is left over from an earlier CTA.
   std::vector<int> write_pcs_, read_pcs_, async_read_pcs_;
   std::unordered_map<u32, Synced> synced_;
+  std::unordered_map<u32, std::vector<Past>> past_;
   std::unordered_map<u32, Mbarrier> mbarriers_;
-  Knowledge named_[16];
+  Named named_[16];
   std::vector<Suspect> suspects_;
   std::vector<Range> issuing_;                           // of the cp.async being issued
   std::unordered_map<u32, std::vector<Copies>> copies_;  // by warp

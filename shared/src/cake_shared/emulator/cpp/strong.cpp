@@ -14,9 +14,40 @@ SharedShadow::Synced& SharedShadow::synced(u32 cell) {
   return s;
 }
 
-// A warp that has read a strong write with a strong read comes after that write, if not after what its writer did before.
-bool SharedShadow::observed(u32 me, u32 cell) const {
-  return cells_[cell].flags & kSynced && synced_.at(cell).observed[me];
+// What was before the next write stays on record: the cell itself tells of the last one only.
+std::vector<SharedShadow::Past>& SharedShadow::past(u32 cell) {
+  Cell& c = cells_[cell];
+  std::vector<Past>& list = past_[cell];
+  if (c.flags & kPast) return list;
+  list.clear();
+  if (c.clock) list.push_back({c.clock, c.writer, false, (c.flags & kProxy) != 0, false, write_pcs_[cell], {}});
+  c.flags |= kPast;
+  return list;
+}
+
+// A warp that has read a strong write with a strong read comes after that write, if not after what its writer did before,
+// and so does whoever knows of that read.
+bool SharedShadow::knows(u32 me, const Past& write) const {
+  const auto& seen = clocks_->of(me).seen;
+  if (write.clock <= seen[write.actor]) return true;
+  for (const auto& [warp, when] : write.observers) {
+    if (warp == me || when <= seen[warp]) return true;
+  }
+  return false;
+}
+
+// An ordinary write of the same value follows: those before that it is not ordered after still count.
+void SharedShadow::let_pass(u32 cell, u32 me) {
+  std::erase_if(past(cell), [&](const Past& before) { return knows(me, before); });
+}
+
+void SharedShadow::observe(u32 cell, u32 me, u32 now) {
+  for (Past& before : past_.at(cell)) {
+    if (!before.strong || !before.chained || before.actor == me) continue;
+    bool known = false;
+    for (const auto& [warp, when] : before.observers) known |= warp == me;
+    if (!known) before.observers.emplace_back(me, now);
+  }
 }
 
 void SharedShadow::check_strong_readers(u32 me, u32 cell, int lane) const {
@@ -30,18 +61,27 @@ void SharedShadow::check_strong_readers(u32 me, u32 cell, int lane) const {
 void SharedShadow::strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool writes) {
   Cell& c = cells_[cell];
   Synced& s = synced(cell);
-  if (writes) {
-    c.writer = static_cast<u16>(me);
-    c.clock = now;
-    c.flags = kWritten | kStrong | kSynced;
-    write_pcs_[cell] = w.pc;
-    s.observed.assign(warps_, false);
-  } else if (c.flags & kStrong) {
+  if (reads) {
+    if (!s.observed[me] && c.flags & kPast) observe(cell, me, now);
     s.observed[me] = true;
+    s.reads[me] = now;
+    s.read_pcs[me] = w.pc;
   }
-  if (!reads) return;
-  s.reads[me] = now;
-  s.read_pcs[me] = w.pc;
+  if (!writes) return;
+  std::vector<Past>& list = past(cell);
+  Past* own = nullptr;
+  for (Past& before : list) {
+    if (before.strong && before.actor == me) own = &before;
+    before.chained = before.chained && reads;
+  }
+  if (!own) own = &list.emplace_back();
+  *own = {now, static_cast<u16>(me), true, false, true, w.pc, {}};
+  c.writer = static_cast<u16>(me);
+  c.clock = now;
+  c.flags = kWritten | kSynced | kPast;
+  write_pcs_[cell] = w.pc;
+  s.observed.assign(warps_, false);
+  s.observed[me] = true;
 }
 
 void SharedShadow::order(Warp& w, u32 offset, u32 bytes, Strong how) {

@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant("handover", 6, "initialises a barrier in use", (BarrierMisuse,)),
     Mutant("cluster", 1, "reads a neighbour before it has written", (SharedRace, UninitialisedRead)),
     Mutant("cluster", 2, "addresses a CTA that does not exist", (OutOfBounds,)),
-    Mutant("cluster", 3, "may exit while a neighbour reads", (OutOfBounds, SharedRace), always=False),
+    Mutant("cluster", 3, "may exit while a neighbour reads", (OutOfBounds, SharedRace)),
     Mutant("wgmma", 1, "half of the count", (BarrierMisuse, SharedRace, Deadlock, UnwaitedResult)),
     Mutant("wgmma", 2, "overwrites tiles in use", (SharedRace, BarrierMisuse, UnwaitedResult)),
     Mutant("wgmma", 3, "expects 16 bytes too many", (Deadlock,)),

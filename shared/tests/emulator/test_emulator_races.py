@@ -14,8 +14,10 @@ from cake_shared.emulator import (
     IllegalInstruction,
     Module,
     Options,
+    OutOfBounds,
     SharedRace,
     UninitialisedRead,
+    UnwaitedResult,
 )
 
 KERNELS = pathlib.Path(__file__).parent / "kernels"
@@ -37,6 +39,9 @@ PAIRS = {
     "copied_then_counted": STORES,
     "two_volatile_writers": (SharedRace,),
     "read_after_own_atomic": (SharedRace,),
+    "last_warp_reads": (SharedRace,),
+    "last_arrival_resets": (SharedRace,),
+    "counted_in_the_dark": (SharedRace,),
     "reset_after_counting": (SharedRace,),
     "reset_to_the_same": (SharedRace,),
     "same_value_then_another": (SharedRace,),
@@ -67,22 +72,29 @@ CLUSTERS = {
     "init_fence_is_of_initialisations": (SharedRace,),
     "multicast": BEGIN,
     "remote_store": BEGIN,
+    "remote_add": (UnwaitedResult,),
+    "remote_sums": (SharedRace, UninitialisedRead),
+    "exit_arrive": (SharedRace, OutOfBounds),
+    "exit_read": (SharedRace, OutOfBounds),
 }
 # Whether these show depends on who comes first.
 SOMETIMES = {"and_back_again": (SharedRace,), "runs_ahead": (SharedRace,), "counts_ahead": (SharedRace,)}
 
 
 @functools.cache
-def pairs() -> Module:
-    return Module.from_cuda(str(KERNELS / "race_mutants.cu"), target="sm_90a")
+def module(source: str) -> Module:
+    return Module.from_cuda(str(KERNELS / source), target="sm_90a")
 
 
 def launch(kernel: str, order: tuple[str, int]) -> None:
     ctas = 2 if kernel.rpartition("_")[0] in CLUSTERS else 1
-    source, out = pairs().const(np.arange(64, dtype=np.uint32)), np.zeros(64, np.uint32)
+    pairs = module("race_mutants.cu")
+    if kernel not in pairs.kernels:
+        pairs = module("mbarrier_mutants.cu")
+    source, out = pairs.const(np.arange(64, dtype=np.uint32)), np.zeros(64, np.uint32)
     options = Options(order=order[0], seed=order[1], max_instructions=200_000)
     block = 32 if ctas > 1 else 128
-    pairs().launch(kernel, grid=ctas, block=block, cluster=(ctas, 1, 1), params=[source, out], options=options)
+    pairs.launch(kernel, grid=ctas, block=block, cluster=(ctas, 1, 1), params=[source, out], options=options)
 
 
 @pytest.mark.parametrize("name", PAIRS | CLUSTERS)

@@ -33,3 +33,37 @@ __device__ __forceinline__ bool elect() {
   asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.b32 %0, 1, 0, p; }" : "=r"(chosen));
   return chosen;
 }
+// A kernel f<true> that is right and its twin f<false> that is not; in, out.
+#define PAIR(f) \
+  extern "C" __global__ void f##_right(const uint32_t*, uint32_t* out) { f<true>(out); } \
+  extern "C" __global__ void f##_wrong(const uint32_t*, uint32_t* out) { f<false>(out); }
+#define PAIR_IN(f) \
+  extern "C" __global__ void f##_right(const uint32_t* in, uint32_t* out) { f<true>(in, out); } \
+  extern "C" __global__ void f##_wrong(const uint32_t* in, uint32_t* out) { f<false>(in, out); }
+#define EMIT(what) asm volatile(what ::: "memory")
+__device__ __forceinline__ void meet(bool all) { if (all) __syncthreads(); else __syncwarp(); }
+__device__ __forceinline__ void two_warps() { EMIT("bar.sync 1, 64;"); }
+__device__ __forceinline__ bool passed(void* b, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{ .reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p; }"
+               : "=r"(done) : "r"(address(b)), "r"(parity) : "memory");
+  return done;
+}
+__device__ __forceinline__ void invalidate(void* b) { asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(address(b)) : "memory"); }
+__device__ __forceinline__ uint32_t peer(void* p, uint32_t rank) {
+  uint32_t a;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(a) : "r"(address(p)), "r"(rank));
+  return a;
+}
+__device__ __forceinline__ uint32_t cta_rank() {
+  uint32_t r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+__device__ __forceinline__ void cluster_barrier() {
+  EMIT("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;");
+}
+__device__ __forceinline__ void copy_in(void* to, const void* from, uint32_t bytes, void* b) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(address(to)), "l"(from),
+               "r"(bytes), "r"(address(b)) : "memory");
+}

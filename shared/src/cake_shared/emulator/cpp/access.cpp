@@ -3,7 +3,7 @@
 namespace cake::emu {
 namespace {
 
-const char* verb(Rw rw) { return rw == Rw::Atomic ? "atomic" : writes(rw) ? "write" : "read"; }
+const char* verb(Rw rw) { return rw == Rw::Atomic || rw == Rw::Unread ? "atomic" : writes(rw) ? "write" : "read"; }
 
 }  // namespace
 
@@ -62,7 +62,7 @@ void order_access(Warp& w, const u8* at, u32 bytes, Rw rw, bool acquires, bool r
   if (in_arena(w, reinterpret_cast<u64>(at))) {
     const u64 offset = reinterpret_cast<u64>(at) - reinterpret_cast<u64>(gang.arena);
     SharedShadow& shadow = *gang.ctas[offset >> kRankShift]->shadow;
-    shadow.order(w, static_cast<u32>(offset & (kSharedWindow - 1)), bytes, {reads(rw), writes(rw), acquires, releases, lanes});
+    shadow.order(w, static_cast<u32>(offset & (kSharedWindow - 1)), bytes, {reads(rw), rw != Rw::Unread, writes(rw), acquires, releases, lanes});
     return;
   }
   const u32 me = w.cta->shadow->id(w);

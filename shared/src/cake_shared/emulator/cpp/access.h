@@ -6,11 +6,13 @@
 
 namespace cake::emu {
 
-// Bits: 1 reads, 2 writes, 4 strong (relaxed, acquire, release, volatile or atomic).
-enum class Rw : u8 { Read = 1, Write = 2, StrongRead = 5, StrongWrite = 6, Atomic = 7 };
+// Bits: 1 reads, 2 writes, 4 strong (relaxed, acquire, release, volatile or atomic), 8 atomic whose result nobody looks at.
+enum class Rw : u8 { Read = 1, Write = 2, StrongRead = 5, StrongWrite = 6, Atomic = 7, Unread = 15 };
 constexpr bool reads(Rw rw) { return static_cast<u8>(rw) & 1; }
 constexpr bool writes(Rw rw) { return static_cast<u8>(rw) & 2; }
-constexpr bool is_strong(Rw rw) { return static_cast<u8>(rw) & 4; }
+constexpr SharedShadow::Access access_of(Rw rw) {
+  return rw == Rw::Unread ? SharedShadow::Access::Unread : static_cast<u8>(rw) & 4 ? SharedShadow::Access::Strong : SharedShadow::Access::Ordinary;
+}
 
 [[noreturn]] void global_fault(Warp& w, u64 address, u32 bytes, Rw rw, int lane);
 [[noreturn]] void shared_fault(Warp& w, u32 address, u32 bytes, Rw rw, int lane);
@@ -50,7 +52,7 @@ inline Cta& shared_owner(Warp& w, u32 address, u32 bytes, Rw rw, int lane, bool 
 inline u8* shared_at(Warp& w, u32 address, u32 bytes, Rw rw, int lane, bool cluster = false) {
   Cta& cta = shared_owner(w, address, bytes, rw, lane, cluster);
   const u32 offset = address & (kSharedWindow - 1);
-  if (cta.shadow) cta.shadow->access(w, offset, bytes, reads(rw), writes(rw), is_strong(rw), lane);
+  if (cta.shadow) cta.shadow->access(w, offset, bytes, reads(rw), writes(rw), access_of(rw), lane);
   return cta.shared + offset;
 }
 

@@ -1,6 +1,7 @@
 #include "decode.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "handlers.h"
 
@@ -152,6 +153,18 @@ void Decoder::kernel(const FunctionAst& f) {
   program_.shared_end = round_up(program_.shared_end, program_.dynamic_align);
   program_.local_bytes = round_up(program_.local_bytes, 16);  // every thread's local memory starts aligned
   program_.touched.resize(program_.code.size());
+  note_unread();
+}
+
+void Decoder::note_unread() {
+  std::unordered_set<u32> read;
+  auto reads_of = [&](const Program::Touched& t) { return program_.touched_slots.begin() + t.first; };
+  for (const auto& t : program_.touched) read.insert(reads_of(t), reads_of(t) + t.reads);
+  for (size_t k = 0; k < program_.code.size(); ++k) {
+    const auto& t = program_.touched[k];
+    const auto written = reads_of(t) + t.reads;
+    program_.code[k].unread = std::none_of(written, written + t.writes, [&](u32 slot) { return read.count(slot) != 0; });
+  }
 }
 
 void Decoder::function(const FunctionAst& f) {

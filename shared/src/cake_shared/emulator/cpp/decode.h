@@ -152,6 +152,7 @@ class Decoder {
   std::string shown_with_type(const Operand& o) const;
 
   void note_touched();
+  void note_unread();
   const Register* find(const Operand& o) const;
   u32 special(const std::string& name, u32 width);
   u32 special_slot(Special id, u32 aux, u32 width);

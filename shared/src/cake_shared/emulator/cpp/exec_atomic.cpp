@@ -62,8 +62,9 @@ T apply(u32 op, T old, T b, T c) {
 constexpr u32 kThird = 16, kReturns = 32, kAcquire = 64, kRelease = 128;
 
 u8* atomic_at(Warp& w, const Ins& i, int lane, u32 bytes) {
-  u8* p = lane_at(w, i, i.a, i.imm, lane, bytes, Rw::Atomic);
-  order_access(w, p, bytes, Rw::Atomic, i.flags & kAcquire, i.flags & kRelease, lane);
+  const Rw rw = i.unread && !(i.flags & kAcquire) ? Rw::Unread : Rw::Atomic;
+  u8* p = lane_at(w, i, i.a, i.imm, lane, bytes, rw);
+  order_access(w, p, bytes, rw, i.flags & kAcquire, i.flags & kRelease, lane);
   return p;
 }
 

@@ -128,7 +128,8 @@ void h_bulk(Warp& w, const Ins& i) {
         Cta& cta = shared_owner(w, destination, t.bytes, Rw::Write, l, true);
         mbarrier_issue(w, barrier, l);
         if (cta.shadow)
-          cta.shadow->async_write(w, destination & (kSharedWindow - 1), t.bytes, (i.flags & kReduce) != 0);
+          cta.shadow->async_write(w, destination & (kSharedWindow - 1), t.bytes,
+                                  i.flags & kReduce ? SharedShadow::Async::Reduce : SharedShadow::Async::Copy);
       });
     }
     w.stats->bytes[static_cast<int>(Space::Global)][t.direction == kSharedToGlobal] +=

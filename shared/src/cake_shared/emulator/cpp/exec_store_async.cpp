@@ -24,7 +24,8 @@ void h_store_async(Warp& w, const Ins& i) {
     Cta& target = shared_owner(w, address, bytes, Rw::Write, l, true);
     mbarrier_issue(w, barrier, l);
     if (target.shadow)
-      target.shadow->async_write(w, address & (kSharedWindow - 1), bytes, (i.flags & kReduce) != 0);
+      target.shadow->async_write(w, address & (kSharedWindow - 1), bytes,
+                                 i.flags & kReduce ? SharedShadow::Async::GenericReduce : SharedShadow::Async::Copy);
     u8 value[32];
     for (u32 k = 0; k < i.n; ++k) {
       const u64 word = i.width == 8 ? w.lane64(extra[k], l) : w.lane32(extra[k], l);

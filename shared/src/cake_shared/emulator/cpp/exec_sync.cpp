@@ -93,6 +93,7 @@ void leave_cluster(Warp& w, u32 lanes) {
     if (w.cluster_phase[l] == gang.cluster_phase + 1) --gang.cluster_arrived;
   });
   gang.alive -= static_cast<u32>(std::popcount(lanes));
+  if (!w.alive && w.cta->shadow) gang.clocks.left(actor_of(w));
   release_cluster(gang);
 }
 

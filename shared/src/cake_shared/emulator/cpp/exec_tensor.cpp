@@ -284,7 +284,7 @@ void h_tensor_copy(Warp& w, const Ins& i) {
         const u32 signal = i.flags & kMulticast ? rank << kRankShift | (barrier & (kSharedWindow - 1)) : barrier;
         shared_owner(w, signal, 8, Rw::Atomic, l, true);
         mbarrier_issue(w, signal, l);
-        if (cta.shadow) cta.shadow->async_write(w, offset, box.bytes, false);
+        if (cta.shadow) cta.shadow->async_write(w, offset, box.bytes, SharedShadow::Async::Copy);
         barriers.push_back(signal);
       }
       w.stats->bytes[static_cast<int>(Space::Global)][0] += box.bytes;

@@ -132,4 +132,32 @@ void SharedShadow::mbarrier_acquire(Warp& w, u32 lanes, u32 offset, bool relaxed
   if (m.relaxed[me].phase < phase) m.relaxed[me] = {clocks_->now(me), phase, w.pc, Touch::Waits};
 }
 
+void SharedShadow::gone(u32 other, const char* what, int pc) const {
+  fault("SharedRace", "the CTA of rank " + std::to_string(cta_->rank) + " ends, and its shared memory with it, with nothing that orders its end after the " +
+        std::string(what) + " of " + name(other) + at(pc));
+}
+
+// Who reaches into the shared memory of another CTA must be known to it, or have met it at the cluster's barrier, before it ends.
+void SharedShadow::finish() {
+  if (!suspects_.empty()) confirm();
+  auto known = [&](u32 other, u32 clock) {
+    bool found = clocks_->met(other) >= clock;
+    for (u32 k = first_warp_; k < first_warp_ + warps_per_cta_; ++k) found |= clocks_->of(k).seen[other] >= clock;
+    return found;
+  };
+  for (u32 k = 0; k < remote_.size(); ++k) {
+    if (remote_[k].clock && !known(k, remote_[k].clock)) gone(k, "access", remote_[k].pc);
+  }
+  if (remote_.empty()) return;
+  for (const auto& [offset, m] : mbarriers_) {
+    for (u32 k = 0; k < warps_; ++k) {
+      const Use& use = m.uses[k];
+      if (k - first_warp_ < warps_per_cta_ || !use.clock || known(k, use.clock)) continue;
+      bool counted = false;
+      for (u32 own = first_warp_; own < first_warp_ + warps_per_cta_; ++own) counted |= knows_phase(own, m, use.phase);
+      if (!counted) gone(k, use.how == Touch::Issues ? "copy" : "arrival", use.pc);
+    }
+  }
+}
+
 }  // namespace cake::emu

@@ -39,6 +39,7 @@ struct Ins {
   u8 guard_mode = 0;  // 0 none, 1 where the predicate is true, 2 where it is false
   Space space = Space::Generic;
   u8 width = 0;  // bytes of an element
+  bool unread = false;  // of an atomic: nothing in the program reads its result, as of red
   u32 flags = 0;
   u32 guard = 0;
   u32 sync_mask = 0;  // register slot of the member mask

@@ -29,6 +29,9 @@ void SharedShadow::reset(Cta& cta) {
   async_read_pcs_.resize(async_readers_.size());
   synced_.clear();
   past_.clear();
+  reducing_.clear();
+  first_warp_ = cta.rank * warps_per_cta_;
+  remote_.assign(warps_ > warps_per_cta_ ? warps_ : 0, Use{});
   mbarriers_.clear();
   copies_.clear();
   issuing_.clear();
@@ -91,7 +94,7 @@ bool SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool strong, int 
     fault("BarrierMisuse", place(cell) + (writes ? ": a write to" : ": a read of") + " an mbarrier by other than its own operations: it is " +
           "initialised, and nothing but mbarrier.inval makes memory of it again", lane);
   }
-  if (c.flags & kUnderWay) {
+  if (c.flags & kUnderWay && !(strong && c.flags & kReducing)) {
     fault(writes ? "SharedRace" : "UnwaitedResult",
           place(cell) + ": the asynchronous copy" + at(write_pcs_[cell]) + " into them is under way and has not been waited for", lane);
   }
@@ -141,12 +144,14 @@ void SharedShadow::confirm() {
   }
 }
 
-void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool strong, int lane) {
+void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, Access how, int lane) {
+  const bool strong = how != Access::Ordinary;
   // Lanes come in order: one that is not behind the last belongs to another execution of the instruction.
   if (!suspects_.empty() && (suspects_[0].pc != w.pc || suspects_[0].warp != &w || lane <= suspects_.back().lane)) confirm();
   const u32 me = id(w), now = clocks_->now(me);
   const auto& seen = clocks_->of(me).seen;
   const u32 first = offset / granule_, last = (offset + bytes - 1) / granule_;
+  if (me - first_warp_ >= warps_per_cta_) remote_[me] = {now, 0, w.pc};
   for (u32 cell = first; cell <= last; ++cell) {
     Cell& c = cells_[cell];
     if (reads && !(c.flags & kWritten)) {
@@ -158,7 +163,7 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
       passed = check_order(w, cell, writes, strong, lane, writes && !strong && granule_ <= 4);
     }
     if (strong) {
-      strong_access(w, cell, me, now, reads, writes);
+      strong_access(w, cell, me, now, reads, how != Access::Unread, writes);
     } else if (writes) {
       if (passed) let_pass(cell, me);
       c.writer = static_cast<u16>(me);
@@ -181,12 +186,14 @@ void SharedShadow::check_fenced(const Knowledge& known, u32 cell, u32 actor, u32
             " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
 }
 
-void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes) {
+void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes, bool fenced, bool strong) {
   const Cell& c = cells_[cell];
   const Knowledge& known = clocks_->of(id(issuer));
   if (reads) {
     if (!(c.flags & (kWritten | kUnderWay))) fault("UninitialisedRead", place(cell) + " have never been written");
-    if (c.flags & kPast) {
+    if (!fenced) {
+      // of the generic proxy itself
+    } else if (c.flags & kPast) {
       for (const Past& before : past_.at(cell)) {
         if (!before.proxy) check_fenced(known, cell, before.actor, before.clock, before.pc);
       }
@@ -194,7 +201,7 @@ void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes) 
       check_fenced(known, cell, c.writer, c.clock, write_pcs_[cell]);
     }
   }
-  check_order(issuer, cell, writes, false, -1);
+  check_order(issuer, cell, writes, strong, -1);
 }
 
 void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reader) {
@@ -213,12 +220,20 @@ void SharedShadow::async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reade
   }
 }
 
-void SharedShadow::async_write(Warp& issuer, u32 offset, u32 bytes, bool reads) {
+void SharedShadow::async_write(Warp& issuer, u32 offset, u32 bytes, Async how) {
   if (bytes == 0) return;
   if (!suspects_.empty()) confirm();  // before the copy changes the bytes
   for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
-    async_order(issuer, cell, reads, true);
-    cells_[cell].flags = static_cast<u8>((cells_[cell].flags & kWritten) | kUnderWay);
+    Cell& c = cells_[cell];
+    const bool reduces = how != Async::Copy;
+    async_order(issuer, cell, reduces, true, how != Async::GenericReduce, reduces);
+    if (reduces) {
+      past(cell);
+      ++reducing_[cell];
+      c.flags |= kUnderWay | kReducing;
+    } else {
+      c.flags = static_cast<u8>((c.flags & kWritten) | kUnderWay);
+    }
     write_pcs_[cell] = issuer.pc;
   }
 }
@@ -230,6 +245,10 @@ void SharedShadow::async_arrived(u32 offset, u32 bytes, u32 barrier) {
   const u32 first = offset / granule_, last = (offset + bytes - 1) / granule_;
   for (u32 cell = first; cell <= last; ++cell) {
     Cell& c = cells_[cell];
+    if (c.flags & kReducing) {
+      reduced(cell, actor, known ? clock : 0);
+      continue;
+    }
     c.flags = kWritten | kProxy;
     if (!known) {
       c.clock = 0;  // an mbarrier that this shadow has not seen initialised: nothing can be said

@@ -18,15 +18,15 @@ class SharedShadow {
  public:
   SharedShadow(Cta& cta, u32 granule);
   void reset(Cta& cta);  // for the next CTA
-  void finish() {        // when the CTA ends
-    if (!suspects_.empty()) confirm();
-  }
+  void finish();  // when the CTA ends
 
-  // By ordinary instructions of a warp of the gang.
-  void access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, bool strong, int lane);
+  // By ordinary instructions of a warp of the gang. Unread: by an atomic whose result nobody looks at, so that its warp cannot
+  // tell whose writes came before.
+  enum class Access : u8 { Ordinary, Strong, Unread };
+  void access(Warp& w, u32 offset, u32 bytes, bool reads, bool writes, Access how, int lane);
   // After a strong access: what its releases and acquires, or the fences around it, pass on.
   struct Strong {
-    bool reads, writes, acquires, releases;
+    bool reads, looks, writes, acquires, releases;
     u32 lanes;
   };
   void order(Warp& w, u32 offset, u32 bytes, Strong how);
@@ -38,7 +38,9 @@ class SharedShadow {
     u64 checked = ~0ull;  // the last cell that was in order; many bytes have one history
   };
   void async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reader);
-  void async_write(Warp& issuer, u32 offset, u32 bytes, bool reads);
+  // Reductions need no order among themselves. Those of the generic proxy need no proxy fence.
+  enum class Async : u8 { Copy, Reduce, GenericReduce };
+  void async_write(Warp& issuer, u32 offset, u32 bytes, Async how);
   void async_arrived(u32 offset, u32 bytes, u32 barrier);
 
   // cp.async: under way until a wait of the thread that issued it.
@@ -72,8 +74,8 @@ class SharedShadow {
  private:
   static constexpr u32 kUnit = 16;
   // kProxy: written by the asynchronous proxy; kSynced, kPast: has an entry in synced_, past_; kMbarrier: of an mbarrier that
-  // is initialised.
-  enum : u8 { kWritten = 1, kUnderWay = 2, kProxy = 4, kSynced = 8, kPast = 16, kMbarrier = 32 };
+  // is initialised; kReducing: what is under way are reductions.
+  enum : u8 { kWritten = 1, kUnderWay = 2, kProxy = 4, kSynced = 8, kPast = 16, kMbarrier = 32, kReducing = 64 };
   struct Cell {
     u32 clock = 0;   // of the last write
     u16 writer = 0;  // actor
@@ -116,7 +118,7 @@ class SharedShadow {
   // Of a cell with strong accesses since its last ordinary write.
   struct Synced {
     Knowledge handed;            // to those who read the last write, or an atomic of the chain that follows it
-    std::vector<u32> reads;      // by warp: clock of its last strong read
+    std::vector<u32> reads;      // by warp: clock of its last strong read since its last strong write
     std::vector<int> read_pcs;   // by warp: where that was
     std::vector<bool> observed;  // by warp: has read the last write
     // By warp: what its last release here told, and what its strong reads here were handed.
@@ -147,7 +149,7 @@ class SharedShadow {
   }
   void check_readers(u32 me, u32 cell, const u32* read, u32 first, u32 count, int lane) const;
   void check_strong_readers(u32 me, u32 cell, int lane) const;
-  void async_order(Warp& issuer, u32 cell, bool reads, bool writes);
+  void async_order(Warp& issuer, u32 cell, bool reads, bool writes, bool fenced = true, bool strong = false);
   bool check_order(Warp& w, u32 cell, bool writes, bool strong, int lane, bool forgive = false);
   void unordered_write(Warp& w, u32 cell, const Past& before, bool writes, bool forgive, int lane);
   void check_fenced(const Knowledge& known, u32 cell, u32 actor, u32 clock, int pc) const;
@@ -156,10 +158,12 @@ class SharedShadow {
   void let_pass(u32 cell, u32 me);
   void observe(u32 cell, u32 me, u32 now);
   Synced& synced(u32 cell);
+  void reduced(u32 cell, u32 actor, u32 clock);
   void claim(Warp& w, u32 offset, int lane);
   bool knows_phase(u32 me, const Mbarrier& m, u32 phase) const;
   std::string mbarrier_name(u32 offset) const;
-  void strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool writes);
+  [[noreturn]] void gone(u32 other, const char* what, int pc) const;
+  void strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool looks, bool writes);
   [[noreturn]] void race(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before, int lane) const;
   std::string unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before) const;
   std::string place(u32 cell) const;
@@ -179,6 +183,9 @@ class SharedShadow {
   std::vector<int> write_pcs_, read_pcs_, async_read_pcs_;
   std::unordered_map<u32, Synced> synced_;
   std::unordered_map<u32, std::vector<Past>> past_;
+  std::unordered_map<u32, u32> reducing_;  // by cell: how many are under way
+  u32 first_warp_ = 0;                     // of the CTA
+  std::vector<Use> remote_;                // by warp, of those of other CTAs: its last access
   std::unordered_map<u32, Mbarrier> mbarriers_;
   Named named_[16];
   std::vector<Suspect> suspects_;

@@ -58,16 +58,17 @@ void SharedShadow::check_strong_readers(u32 me, u32 cell, int lane) const {
   }
 }
 
-void SharedShadow::strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool writes) {
+void SharedShadow::strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads, bool looks, bool writes) {
   Cell& c = cells_[cell];
   Synced& s = synced(cell);
-  if (reads) {
+  if (reads && looks) {
     if (!s.observed[me] && c.flags & kPast) observe(cell, me, now);
     s.observed[me] = true;
     s.reads[me] = now;
     s.read_pcs[me] = w.pc;
   }
   if (!writes) return;
+  s.reads[me] = 0;  // who comes after the write comes after what its warp has read before, an atomic's own read with it
   std::vector<Past>& list = past(cell);
   Past* own = nullptr;
   for (Past& before : list) {
@@ -78,17 +79,33 @@ void SharedShadow::strong_access(Warp& w, u32 cell, u32 me, u32 now, bool reads,
   *own = {now, static_cast<u16>(me), true, false, true, w.pc, {}};
   c.writer = static_cast<u16>(me);
   c.clock = now;
-  c.flags = kWritten | kSynced | kPast;
+  c.flags = static_cast<u8>((c.flags & (kUnderWay | kReducing)) | kWritten | kSynced | kPast);
   write_pcs_[cell] = w.pc;
+  // An atomic that has looked has seen all before; one that has not, or a plain store, has not.
+  const bool knew = s.observed[me] && looks;
   s.observed.assign(warps_, false);
-  s.observed[me] = true;
+  s.observed[me] = knew;
+}
+
+// One of the reductions under way is done: a strong write, known to whoever waits for the phase of the mbarrier that counts it.
+void SharedShadow::reduced(u32 cell, u32 actor, u32 clock) {
+  Cell& c = cells_[cell];
+  if (--reducing_[cell] == 0) c.flags &= static_cast<u8>(~(kUnderWay | kReducing));
+  if (!clock) return;  // an mbarrier that this shadow has not seen initialised: nothing can be said
+  for (Past& before : past_.at(cell)) {
+    if (before.actor != actor || !before.strong) continue;
+    before.clock = clock;
+    before.pc = write_pcs_[cell];
+    return;
+  }
+  past_.at(cell).push_back({clock, static_cast<u16>(actor), true, true, false, write_pcs_[cell], {}});
 }
 
 void SharedShadow::order(Warp& w, u32 offset, u32 bytes, Strong how) {
   const u32 me = id(w);
   for (u32 cell = offset / granule_; cell <= (offset + bytes - 1) / granule_; ++cell) {
     Synced& s = synced(cell);
-    if (how.reads) {
+    if (how.reads && how.looks) {
       if (!s.handed.empty) {
         s.read.try_emplace(me, clocks_->nothing()).first->second.learn(s.handed);
         if (!how.acquires) clocks_->acquire_relaxed(me, s.handed);

@@ -125,6 +125,14 @@ template <bool R> __device__ void last_warp_reads(uint32_t* out) {  // whose own
   if (R) __syncthreads();
   if (threadIdx.x >= 96) out[threadIdx.x & 63] = c;
 }
+template <bool R> __device__ void last_of_all(uint32_t* out) {  // in order where its own atomic is the last of all
+  __shared__ uint32_t c;
+  if (threadIdx.x == 0) c = 0;
+  __syncthreads();
+  uint32_t before = atomicAdd(&c, 1);
+  if (R) __syncthreads();
+  if (threadIdx.x / 32 == 2) out[threadIdx.x & 63] = before + c;
+}
 template <bool R> __device__ void last_arrival_resets(uint32_t* out) {  // it knows by the count that it is the last
   __shared__ uint32_t c;
   if (threadIdx.x == 0) c = 0;
@@ -270,7 +278,7 @@ template <bool R> __device__ void counts_ahead(uint32_t* out) {  // by a counter
 
 PAIR(counter) PAIR(counter_again) PAIR(masked_counter) PAIR(volatile_after_store) PAIR(byte_of_a_word)
 PAIR(vector_clear) PAIR(spin_lock) PAIR(strong_hides_release) PAIR_IN(copied_then_counted)
-PAIR(two_volatile_writers) PAIR(read_after_own_atomic) PAIR(last_warp_reads) PAIR(last_arrival_resets)
+PAIR(two_volatile_writers) PAIR(read_after_own_atomic) PAIR(last_warp_reads) PAIR(last_of_all) PAIR(last_arrival_resets)
 PAIR(counted_in_the_dark) PAIR(reset_after_counting) PAIR(reset_to_the_same)
 PAIR(same_value_then_another) PAIR(and_back_again) PAIR(fence_for_barrier) PAIR(arrives_ahead) PAIR(runs_ahead)
 PAIR(counts_ahead)

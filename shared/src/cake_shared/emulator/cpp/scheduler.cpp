@@ -277,12 +277,13 @@ out:
 
 Outcome GangRunner::round() {
   const bool random = launch_.order == Order::Random;
+  const bool backwards = launch_.order == Order::Lazy;  // who comes last under one order comes first under another
   bool busy = false, all_done = true;
   const bool traced = launch_.trace_warp >= 0 || launch_.trace_cta >= 0 || launch_.stop_line;
   const size_t total = static_cast<size_t>(ctas_) * warps_;
   const size_t first = random ? gang_.random() % total : 0;
   for (size_t k = 0; k < total; ++k) {
-    const size_t at = (first + k) % total;
+    const size_t at = backwards ? total - 1 - k : (first + k) % total;
     Cta& cta = *gang_.ctas[at / warps_];
     Warp& w = cta.warps[at % warps_];
     if (w.splits.empty()) continue;

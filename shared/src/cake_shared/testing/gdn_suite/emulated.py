@@ -139,6 +139,18 @@ def test_waves_of_heads_move_no_bit(gdn, emulated, architecture, monkeypatch):
         assert len(ran) == (waves if native else 1)
 
 
+@pytest.mark.parametrize("gate", ["Gqwen", "Gmild"])
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_gradients_keep_what_bf16_operands_lose(gdn, emulated, architecture, gate):
+    """Initial states' keep FP32's digits of their largest part; dv is rounded where it is stored and not before."""
+    case = _with_states(base(130, 1, 2, gate=gate), 1)
+    results = _run_in(emulated, architecture, case, ORDERS[1])
+    expected = run(gdn.rule, widened(case))
+    for name, limit in (("d_initial_state", 8e-4), ("dv", 2.6e-3)):
+        error = float((results[name].double() - expected[name]).norm() / expected[name].norm())
+        assert error <= limit, f"{name}: {error:.2e}"
+
+
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_betas_that_nothing_can_be_divided_by(gdn, emulated, architecture):
     """Of 0 and next to it: gradients are float64's, those of beta among them, which are not small."""

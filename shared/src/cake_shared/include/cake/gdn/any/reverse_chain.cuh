@@ -3,7 +3,8 @@
 //   dV' = scale P^T dO + (e K) dS1        dR = T^T dV'        dV = beta dR
 //   dS0 = gamma_C dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR
 //
-// Registers, double buffer, slices, order of accumulation and barriers are as in chain.cuh.
+// What dV' loses in BF16 is added to dR: T's diagonal is 1. Registers, double buffer, slices, order of accumulation and barriers are
+// as in chain.cuh.
 #pragma once
 
 #include "cake/gdn/any/state_io.cuh"
@@ -43,6 +44,38 @@ __device__ __forceinline__ void load_reverse_stage(typename ReverseSmem<kUse, kW
                                                 thread);
   load_linear_async<kThreads, 4 * kScalarFloats>(ptx::shared_address(stage.scalars), p.scalars + record * kScalarFloats, thread);
   load_rows_async<kThreads, 16>(ptx::shared_address(stage.q), p.q, at, chunk.tokens, key_head, 0, thread);
+}
+
+// What an accumulator lost where it was rounded to an operand.
+__device__ __forceinline__ void keep_lost(TokenAcc& acc, const TokenOperand& rounded) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t pair = rounded[j >> 1][2 * (j & 1) + (i >> 1)];
+      acc[j][i] = __fsub_rn(acc[j][i], i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair));
+    }
+  }
+}
+
+// What scale_operand_tokens lost of `a`, as an operand; `scaled` is what it made.
+__device__ __forceinline__ void lost_operand_tokens(TokenOperand& a, const TokenOperand& scaled, const float* per_token, float factor,
+                                                    int c) {
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 by = *reinterpret_cast<const float2*>(per_token + 16 * s + 8 * half + 2 * c);
+      const float x = __fmul_rn(factor, by.x), y = __fmul_rn(factor, by.y);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t& pair = a[s][2 * half + i];
+        const uint32_t rounded = scaled[s][2 * half + i];
+        pair = ptx::pack_bf16(__fsub_rn(__fmul_rn(x, ptx::low_bf16(pair)), ptx::low_bf16(rounded)),
+                              __fsub_rn(__fmul_rn(y, ptx::high_bf16(pair)), ptx::high_bf16(rounded)));
+      }
+    }
+  }
 }
 
 template <Reverse kUse, int kWarps>
@@ -110,11 +143,21 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
     for (int s = 0; s < 4; ++s) tile::load_a_trans<kChunk>(grad_o[s], grad_tile, offsets, 16 * s, 2 * warp);
     add_times_lower(acc, grad_o, ptx::shared_address(stage.attention), offsets);
     pack_operand(operand, acc);
+    keep_lost(acc, operand);
     scale_state(state, stage.scalars[kGamma][kChunk - 1]);
     scale_operand_tokens(grad_o, stage.scalars[kGamma], p.scale, c);
     add_times_rows(state, grad_o, ptx::shared_address(stage.q), offsets);
+    if constexpr (kUse == Reverse::kGradients) {
+      // The gradient of an initial state keeps FP32's digits of its largest part: the low words of gamma dO, too.
+      if (p.grad_initial.data && chunk == first_chunk && segment.first()) {
+        TokenOperand low;
+#pragma unroll
+        for (int s = 0; s < 4; ++s) tile::load_a_trans<kChunk>(low[s], grad_tile, offsets, 16 * s, 2 * warp);
+        lost_operand_tokens(low, grad_o, stage.scalars[kGamma], p.scale, c);
+        add_times_rows(state, low, ptx::shared_address(stage.q), offsets);
+      }
+    }
 
-    clear(acc);
     add_times_lower(acc, operand, ptx::shared_address(stage.inverse), offsets);
     if constexpr (kUse == Reverse::kGradients) {
       pack_operand(operand, acc);

@@ -116,15 +116,15 @@ __device__ __forceinline__ void state_times_rows(Fragment& d, const uint32_t (&s
   }
 }
 
-// d[v][t] = sum_s a[v][s] square[t][s], or, along rows, sum_s a[v][s] square[s][t].
-template <bool kAlongRows>
+// d[v][t] = sum_s a[v][s] square[t][s], or, along rows, sum_s a[v][s] square[s][t]; or what is added to d.
+template <bool kAlongRows, bool kAdd = false>
 __device__ __forceinline__ void operand_times_square(Fragment& d, const uint32_t (&a)[16], uint32_t square) {
   using ptx::Major;
   const uint64_t right = ptx::wgmma_descriptor(square);
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
     ptx::wgmma_bf16<kAlongRows ? Major::kMN : Major::kK>(d, a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3],
-                                                         right + (kAlongRows ? along_rows(s) : along_columns(s)), s > 0);
+                                                         right + (kAlongRows ? along_rows(s) : along_columns(s)), kAdd || s > 0);
   }
 }
 

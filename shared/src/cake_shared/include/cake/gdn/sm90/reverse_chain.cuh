@@ -3,7 +3,8 @@
 //   dV' = scale P^T dO + (e K) dS1        dR = T^T dV'        dV = beta dR
 //   dS0 = gamma_C dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR
 //
-// P is made from Q and K by the feeding warpgroup. Rows of dv whose beta is too small to divide by hold dR, see ReverseParams.
+// P is made from Q and K by the feeding warpgroup. What dV' loses in BF16 is added to dR: T's diagonal is 1. Rows of dv whose beta is too
+// small to divide by hold dR, see ReverseParams.
 // barriers  full[stage]: rows and tiles arrived, P made; free[stage]: every consuming warp is past the stage
 //           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read | dv staged in dO's place; 3: the feeding warpgroup's rows
 //           arrived
@@ -162,6 +163,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
                lane);
   }
 
+  const bool wants_initial = p.grad_initial.data && work.segment.first();
   Turn<Smem::kStages> turn;
 #pragma unroll 1
   for (int chunk = work.last_chunk(); chunk >= work.segment.first_chunk; --chunk) {
@@ -218,16 +220,40 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
     ptx::wgmma_keep(z);
+    if constexpr (kUse == Reverse::kGradients) {
+      // The gradient of an initial state keeps FP32's digits of its largest part: the low words of gamma dO, too.
+      if (wants_initial && chunk == work.segment.first_chunk) {
+        uint32_t low[16];
+        load_tokens(low, grad_o, block, offsets);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          const float2 gamma = pair_of(scalars[kGamma], i, c);
+          const float x = __fmul_rn(__fmul_rn(p.scale, gamma.x), ptx::low_bf16(low[i]));
+          const float w = __fmul_rn(__fmul_rn(p.scale, gamma.y), ptx::high_bf16(low[i]));
+          low[i] = ptx::pack_bf16(__fsub_rn(x, ptx::low_bf16(operand[i])), __fsub_rn(w, ptx::high_bf16(operand[i])));
+        }
+        ptx::wgmma_keep(low);
+        ptx::wgmma_keep(state);
+        ptx::wgmma_fence();
+        add_operand_times_rows(state, low, ptx::shared_address(stage.q));
+        ptx::wgmma_commit();
+        ptx::wgmma_wait<0>();
+        ptx::wgmma_keep(state);
+      }
+    }
     uint32_t grad_writes[16];
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 end = pair_of(scalars[kEnd], i, c);
-      grad_writes[i] = ptx::pack_bf16(fmaf(end.x, y[2 * i], z[2 * i]), fmaf(end.y, y[2 * i + 1], z[2 * i + 1]));
+      const float x = fmaf(end.x, y[2 * i], z[2 * i]), w = fmaf(end.y, y[2 * i + 1], z[2 * i + 1]);
+      grad_writes[i] = ptx::pack_bf16(x, w);
+      y[2 * i] = __fsub_rn(x, ptx::low_bf16(grad_writes[i]));
+      y[2 * i + 1] = __fsub_rn(w, ptx::high_bf16(grad_writes[i]));
     }
     ptx::wgmma_keep(grad_writes);
     ptx::wgmma_keep(y);
     ptx::wgmma_fence();
-    operand_times_square<true>(y, grad_writes, ptx::shared_address(stage.inverse));
+    operand_times_square<true, true>(y, grad_writes, ptx::shared_address(stage.inverse));
     ptx::wgmma_commit();
     ptx::wgmma_keep(operand);
     ptx::wgmma_keep(state);
@@ -283,7 +309,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   if (leads) ptx::bulk_wait<0>();
   if constexpr (kUse == Reverse::kPairs) {
     store_state(state, p.segment_exits + slot_offset(work.segment, p.heads, p.slots_per_row, work.head), 1, kHeadDim, first_column, lane);
-  } else if (p.grad_initial.data && work.segment.first()) {
+  } else if (wants_initial) {
     store_state(state, state_of(p.grad_initial, work.segment.sequence, p.heads, work.head), p.grad_initial.k_stride,
                 p.grad_initial.v_stride, first_column, lane);
   }

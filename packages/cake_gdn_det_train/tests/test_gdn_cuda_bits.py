@@ -9,6 +9,7 @@ from cake_shared.testing import assert_bitwise_equal, deterministic_fill
 from cake_shared.testing.gdn_cuda import moved
 from cake_shared.testing.gdn_inputs import base, packed, select_heads, states
 from cake_shared.testing.gdn_run import run
+from cake_shared.testing.gdn_waves import force_waves
 
 pytestmark = pytest.mark.gpu
 
@@ -27,6 +28,33 @@ def assert_all_equal(actual, expected, names=RESULTS):
     __tracebackhide__ = True
     for name in names:
         assert_bitwise_equal(actual[name], expected[name], name)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "key_heads"),
+    [
+        ((900, 0, 300, 1, 64, 130, 1300, 5000, 65, 17), 2),
+        ((9000, 1, 8192, 4097), 2),
+        ((63, 65, 128) * 40, 3),
+        ((1,) * 70000, 1),
+    ],
+    ids=["ragged", "segments", "short", "ones"],
+)
+def test_waves_of_heads_and_of_halves_move_no_bit(monkeypatch, lengths, key_heads):
+    case = packed(base(sum(lengths), key_heads, key_heads, gate="Gmild"), lengths)
+    keeps_states = len(lengths) < 1000
+    case = moved(with_states(case, len(lengths)) if keeps_states else case, "cuda")
+    with monkeypatch.context() as patch:
+        force_waves(patch, key_heads, 1, 8)
+        expected = run(rule, case, output_final_state=keeps_states)
+    for heads, halves, warps in ((key_heads, 1, 4), (key_heads, 2, 4), (key_heads, 2, 8), (1, 1, 8), (1, 2, 4)):
+        with monkeypatch.context() as patch:
+            force_waves(patch, heads, halves, warps)
+            results = run(rule, case, output_final_state=False)
+        for name in TOKEN_RESULTS:
+            assert_bitwise_equal(
+                results[name], expected[name], f"{name} of {heads} heads, {halves} halves, {warps} warps"
+            )
 
 
 @pytest.mark.parametrize("gate", ["Gmild", "Gqwen"])

@@ -17,7 +17,15 @@ from cake_shared.bench.gdn_gpu import title
 from cake_shared.emulator import native
 from cake_shared.gdn.backward import Needs
 from cake_shared.gdn.cuda import rule
-from cake_shared.gdn.cuda.plan import ONE_WAVE_BYTES, Problem, chain_warps, plan_backward, plan_forward, slots_per_row
+from cake_shared.gdn.cuda.plan import (
+    Problem,
+    chain_warps,
+    cut_slots,
+    half_chunks,
+    plan_backward,
+    plan_forward,
+    slots_per_row,
+)
 from cake_shared.gdn.cuda.rule import RuleBackend, uses_native
 from cake_shared.gdn.options import make_call
 from cake_shared.program import programs_of
@@ -213,24 +221,45 @@ def test_misaligned_rows_are_copied_and_aligned_views_are_not(recorder):
             assert (len(addresses) == (1 if name == "do" else 2)) != copied
 
 
-def test_native_gradients_are_made_in_waves_of_heads(recorder):
-    """In two, in a workspace for the larger; a small call in one."""
+@pytest.mark.parametrize(
+    ("batch", "tokens", "waves"), [(1, 2500, (5, 1)), (1, 2600, (5, 2)), (4, 700, (3, 1)), (300, 1, (3, 1))]
+)
+def test_native_gradients_are_made_in_waves(recorder, batch, tokens, waves):
+    """In two of halves where the device holds all chains of both kinds, else in two of heads; a small call in one."""
     recorder.backend.native = True
-    for tokens, waves in ((2500, 1), (2600, 2)):
-        case = base(tokens, 5, 20)
-        inputs, options = call_of(case)
-        _, _, *saved = recorder.backend.forward(inputs, options, False, True)
-        recorder.launches.clear()
-        recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
-        names = [name for name, *_ in recorder.launches if name.endswith("_sm90")]
-        assert names == waves * ["value_gradients_sm90", "chunk_states_sm90", "token_gradients_sm90"]
-        plan = plan_backward(Problem(1, tokens, 5, 20, None, False, False, 132, True), True)
-        assert plan.wave_key_heads == (5 if waves == 1 else 3)
-        assert plan.workspace_bytes <= ONE_WAVE_BYTES
+    case = base(tokens, 5, 20, B=batch)
+    inputs, options = call_of(case)
+    _, _, *saved = recorder.backend.forward(inputs, options, False, True)
+    recorder.launches.clear()
+    recorder.backend.backward(inputs, options, case.do, None, *saved, Needs(A_log=False, dt_bias=False), 128)
+    names = [name for name, *_ in recorder.launches if name.endswith("_sm90")]
+    count = 1 if waves == (5, 1) else 2
+    assert names == count * ["value_gradients_sm90", "chunk_states_sm90", "token_gradients_sm90"]
+    plan = plan_backward(Problem(batch, tokens, 5, 20, None, False, False, 132, True), True)
+    assert (plan.wave_key_heads, plan.wave_halves) == waves
     call = recorder.backend.prepared(inputs, options, False, 128)
-    call._plan = lambda make, choice: dataclasses.replace(plan, wave_key_heads=6)
-    with pytest.raises(ValueError, match="wave_key_heads: expected 1 to 5, got 6"):
+    for field, expected in (("wave_key_heads", "1 to 5"), ("wave_halves", "1 or 2")):
+        call._plan = lambda make, choice, field=field: dataclasses.replace(plan, **{field: 6})
+        with pytest.raises(ValueError, match=f"{field}: expected {expected}, got 6"):
+            call.backward(rule._in_order(inputs), case.do, None, None, None, Needs(A_log=False, dt_bias=False))
+
+
+def test_portable_gradients_are_made_in_one_wave(recorder):
+    case = base(100, 1, 2)
+    inputs, options = call_of(case)
+    call = recorder.backend.prepared(inputs, options, False, 128)
+    plan = plan_backward(Problem(1, 100, 1, 2, None, False, False, 132), True)
+    call._plan = lambda make, choice: dataclasses.replace(plan, wave_halves=2)
+    with pytest.raises(ValueError, match="wave_halves: expected 1, got 2"):
         call.backward(rule._in_order(inputs), case.do, None, None, None, Needs(A_log=False, dt_bias=False))
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 16, 17, 31, 32, 33, 48, 70000])
+def test_half_of_the_chunks_of_a_pack(chunks):
+    """Sixteen chunks of either colour in turn; a cut needs a change of colour, so it is one in 16 chunks."""
+    earlier = sum(chunk // 16 % 2 == 0 for chunk in range(chunks))
+    assert half_chunks(chunks) == earlier >= chunks - earlier
+    assert cut_slots(chunks) == sum(chunk % 16 == 0 for chunk in range(1, chunks))
 
 
 def test_peak_of_the_published_workloads_is_at_most_flash_qlas():
@@ -258,10 +287,11 @@ def test_chain_warps_follow_the_load_alone():
 
 
 @pytest.mark.parametrize(
-    ("key_heads", "tokens", "warps", "wave_warps"), [(8, 16384, 4, 4), (8, 32768, 8, 8), (8, 300, 4, 4)]
+    ("key_heads", "tokens", "warps", "wave_warps"),
+    [(8, 16384, 4, 8), (4, 16384, 4, 4), (8, 32768, 8, 8), (8, 300, 4, 4)],
 )
 def test_chains_of_a_wave_share_the_device(key_heads, tokens, warps, wave_warps):
-    """Forward and reverse chains of a wave of heads run side by side, so that half of the device is for either."""
+    """Forward and reverse chains of one of two waves run side by side, so that half of the device is for either."""
     plan = plan_backward(Problem(1, tokens, key_heads, 2 * key_heads, None, False, False, 132, True), True)
     assert (plan.warps, plan.wave_warps) == (warps, wave_warps)
 

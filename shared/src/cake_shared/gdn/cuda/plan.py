@@ -27,6 +27,9 @@ _WAVE_RECORD_BYTES = 2 * _STATE_TILE_BYTES + _TOKEN_TILE_BYTES  # of a native ba
 # Three launches a wave cost a host more than so much memory is worth.
 ONE_WAVE_BYTES = 64 << 20
 
+# Chunks of one colour in a row, as kHalfRun of cake/gdn/wave_part.h.
+HALF_RUN_CHUNKS = 16
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -46,7 +49,7 @@ class Problem:
         Of the device.
     native
         Whether native programs run: they keep neither P, nor residuals X, nor gradients of residuals, and the backward
-        pass runs in waves of heads.
+        pass runs in waves of heads or of halves of segments.
     """
 
     batch: int
@@ -84,9 +87,10 @@ class Plan:
         What the stages up to wy make, in order, in a buffer that a forward pass may keep for the backward one.
     regions
         The workspace, in order. Each region of the two buffers starts at a multiple of 1024 bytes.
-    wave_key_heads, wave_warps
-        Key heads whose gradients of the backward pass are made at once, in a workspace that serves all waves, and the
-        warps of a CTA of their chains.
+    wave_key_heads, wave_halves, wave_warps
+        Key heads whose gradients of the backward pass are made at once, in a workspace that serves all waves; 2 where
+        those of the later halves of all segments are made before those of the earlier halves, else 1; and the warps of
+        a CTA of their chains.
     """
 
     tables: TablePlan
@@ -95,6 +99,7 @@ class Plan:
     groundwork: tuple[Region, ...]
     regions: tuple[Region, ...]
     wave_key_heads: int
+    wave_halves: int
     wave_warps: int
 
     @functools.cached_property
@@ -106,6 +111,20 @@ class Plan:
     def workspace_bytes(self) -> int:
         """Bytes of the workspace; 0 for none."""
         return _bytes_of(self.regions)
+
+
+@dataclass(frozen=True)
+class Wave:
+    """What a wave of the backward pass has at once: of these chunks all or about half, and these value heads."""
+
+    chunks: int
+    value_heads: int
+    halves: int
+
+    @property
+    def records(self) -> int:
+        """Chunks and value heads whose tiles are in the workspace."""
+        return (half_chunks(self.chunks) if self.halves == 2 else self.chunks) * self.value_heads
 
 
 def _bytes_of(regions: tuple[Region, ...]) -> int:
@@ -126,13 +145,32 @@ def chain_warps(segments: int, value_heads: int, multiprocessors: int) -> int:
     return 4 if 2 * segments * value_heads <= multiprocessors else 8
 
 
-def backward_waves(chunks: int, value_heads: int) -> int:
-    """Return in how many waves of heads a native backward pass is to run, where there are as many key heads.
+def half_chunks(chunks: int) -> int:
+    """Return the most chunks that the half of a pack's chunks has, as half_chunks of cake/gdn/wave_part.h."""
+    periods, rest = divmod(chunks, 2 * HALF_RUN_CHUNKS)
+    return periods * HALF_RUN_CHUNKS + min(rest, HALF_RUN_CHUNKS)
 
-    The workspace of a wave is the peak of a step's memory; two halve it. Where the chains of all heads leave
-    multiprocessors idle, a wave's forward and reverse chains run side by side. Small calls have one.
+
+def cut_slots(chunks: int) -> int:
+    """Return how many segments of a pack can have chunks in both halves, as cut_slots of cake/gdn/wave_part.h."""
+    return max(chunks - 1, 0) // HALF_RUN_CHUNKS
+
+
+def backward_waves(
+    chunks: int, segments: int, key_heads: int, value_heads: int, multiprocessors: int
+) -> tuple[int, int]:
+    """Return the key heads and the halves of segments of the waves of a native backward pass.
+
+    The workspace of a wave is the peak of a step's memory; two waves halve it. Two of heads have half of the chains
+    each, all of their length: where forward and reverse chains of all heads fit on the device at once, the latency of
+    one is paid twice. Two of halves have all chains, of half their length, but the forward ones run the earlier halves
+    twice. Small calls have one wave, and so have those of one key head.
     """
-    return 1 if chunks * value_heads * _WAVE_RECORD_BYTES <= ONE_WAVE_BYTES else 2
+    if chunks * value_heads * _WAVE_RECORD_BYTES <= ONE_WAVE_BYTES or key_heads == 1:
+        return key_heads, 1
+    if 2 * segments * value_heads <= multiprocessors:
+        return key_heads, 2
+    return ceil_div(key_heads, 2), 1
 
 
 def plan_groundwork(
@@ -180,20 +218,22 @@ def _plan(problem: Problem, regions_of) -> Plan:
     warps = chain_warps(segments, p.value_heads, p.multiprocessors)
     groundwork = plan_groundwork(*dataclasses.astuple(p)[:6], p.native)
     chunks = tables.chunk_capacity
-    waves = backward_waves(chunks, p.value_heads) if p.native else 1
-    wave_key_heads = ceil_div(p.key_heads, min(waves, p.key_heads))
-    wave_heads = wave_key_heads * (p.value_heads // p.key_heads)
-    regions = tuple(regions_of(p, chunks, wave_heads, slots * p.value_heads * _STATE_BYTES))
+    wave_key_heads, wave_halves = p.key_heads, 1
+    if p.native:
+        wave_key_heads, wave_halves = backward_waves(chunks, segments, p.key_heads, p.value_heads, p.multiprocessors)
+    wave = Wave(chunks, wave_key_heads * (p.value_heads // p.key_heads), wave_halves)
+    regions = tuple(regions_of(p, wave, slots * p.value_heads * _STATE_BYTES))
     # A wave's reverse and forward chains run side by side.
-    wave_warps = warps if wave_key_heads == p.key_heads else chain_warps(2 * segments, wave_heads, p.multiprocessors)
-    return Plan(tables, slots, warps, groundwork, regions, wave_key_heads, wave_warps)
+    whole = wave_key_heads == p.key_heads and wave_halves == 1
+    wave_warps = warps if whole else chain_warps(2 * segments, wave.value_heads, p.multiprocessors)
+    return Plan(tables, slots, warps, groundwork, regions, wave_key_heads, wave_halves, wave_warps)
 
 
 @functools.lru_cache(maxsize=256)
 def plan_forward(problem: Problem, saves_entries: bool) -> Plan:
     """Return the plan of the forward pass; entry states of segments are in the workspace unless they are saved."""
 
-    def regions_of(problem: Problem, chunks: int, wave_heads: int, border_bytes: int) -> list[Region]:
+    def regions_of(problem: Problem, wave: Wave, border_bytes: int) -> list[Region]:
         regions = [Region("segment factors", border_bytes)]
         return regions if saves_entries else [*regions, Region("segment entries", border_bytes)]
 
@@ -204,21 +244,23 @@ def plan_forward(problem: Problem, saves_entries: bool) -> Plan:
 def plan_backward(problem: Problem, token_gradients: bool) -> Plan:
     """Return the plan of the backward pass; without `token_gradients` it ends at those of v and initial states."""
 
-    def regions_of(problem: Problem, chunks: int, wave_heads: int, border_bytes: int) -> list[Region]:
-        records = chunks * wave_heads
+    def regions_of(problem: Problem, wave: Wave, border_bytes: int) -> list[Region]:
+        records = wave.records
         regions = [
             Region("segment exits", border_bytes),
             Region("segment factors, then exit gradients", max(border_bytes, records * _STATE_TILE_BYTES)),
         ]
         if not problem.native:
             regions.append(Region("residual gradients", records * _TOKEN_TILE_BYTES))
+        if wave.halves == 2:
+            regions.append(Region("gradients at cuts", cut_slots(wave.chunks) * wave.value_heads * _STATE_BYTES))
         if token_gradients:
             regions.append(Region("entry states", records * _STATE_TILE_BYTES))
             if not problem.native:
                 regions.append(Region("residuals", records * _TOKEN_TILE_BYTES))
             regions.append(Region("writes", records * _TOKEN_TILE_BYTES))
             if problem.makes_gate:
-                regions.append(Region("gate partial sums", chunks * problem.value_heads * 16))
+                regions.append(Region("gate partial sums", wave.chunks * problem.value_heads * 16))
         return regions
 
     return _plan(problem, regions_of)

@@ -223,7 +223,7 @@ class PreparedCall:
             _contiguous(d_final), g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), saved,
             dv, d_initial, dq, dk, dg, dbeta, d_a_log, d_dt_bias, zeros, groundwork, self._workspace(plan),
             backend.error_tensor, flags, self._scale, plan.warps, backend.stream(), backend.multiprocessors,
-            plan.wave_key_heads, plan.wave_warps,
+            plan.wave_key_heads, plan.wave_halves, plan.wave_warps,
         )  # fmt: skip
         misaligned = backend.run_backward(q, k, v, d_o, *others)
         if misaligned:

@@ -7,7 +7,6 @@ import torch
 
 from cake_shared.emulator import Options
 from cake_shared.errors import BuildError
-from cake_shared.gdn.cuda import plan, rule
 from cake_shared.gdn.cuda.devices import ErrorWord
 from cake_shared.gdn.cuda.rule import PreparedCall, RuleBackend, uses_native
 from cake_shared.program import programs_of
@@ -18,6 +17,7 @@ from cake_shared.testing.gdn_cuda import assert_accurate, assert_fading_is_accur
 from cake_shared.testing.gdn_inputs import base, fading, packed, states
 from cake_shared.testing.gdn_reference import widened
 from cake_shared.testing.gdn_run import run
+from cake_shared.testing.gdn_waves import force_waves
 
 ORDERS = (Options(order="eager"), Options(order="lazy"), Options(order="random", seed=1))
 
@@ -121,22 +121,29 @@ def test_what_the_forward_keeps_moves_no_bit(emulated, architecture, name, monke
         assert_bitwise_equal(value, kept[key], key)
 
 
+# Sequences that are cut, that lie in one half and that are empty.
+_WAVES_PACK = (900, 0, 300, 1, 64, 130, 1300)
+
+
 @pytest.mark.parametrize("architecture", TARGETS)
-def test_waves_of_heads_move_no_bit(gdn, emulated, architecture, monkeypatch):
-    """A native backward pass has its key heads in one wave, or, were a small call worth it, in two and three."""
-    case = base(70, 3, 3)
-    one = _run_in(emulated, architecture, case, ORDERS[1])
-    monkeypatch.setattr(plan, "plan_backward", plan.plan_backward.__wrapped__)
-    monkeypatch.setattr(rule, "plan_backward", plan.plan_backward)
-    package, _ = emulated(architecture)
+def test_waves_move_no_bit(gdn, emulated, architecture, monkeypatch):
+    """A native backward pass has one wave, or, were a small call worth it, waves of heads, of halves or of both."""
     native = uses_native(gdn.name, architecture)
-    for waves in (2, 3):
-        monkeypatch.setattr(plan, "backward_waves", lambda chunks, heads, waves=waves: waves)
-        results = _run_in(emulated, architecture, case, ORDERS[1])
-        for key, value in results.items():
-            assert_bitwise_equal(value, one[key], key)
-        ran = [report.kernel for report in package.reports if report.kernel.startswith("token_gradients")]
-        assert len(ran) == (waves if native else 1)
+    calls = [(base(70, 3, 3), ((2, 1, 2), (1, 1, 3)))]  # key heads, halves; how many waves
+    if native:
+        pack = _with_states(packed(base(sum(_WAVES_PACK), 1, 1, gate="G0"), _WAVES_PACK), len(_WAVES_PACK))
+        calls += [(base(1100, 2, 2), ((1, 2, 4),)), (pack, ((1, 2, 2),))]
+    package, _ = emulated(architecture)
+    for case, ways in calls:
+        one = _run_in(emulated, architecture, case, ORDERS[1])
+        for key_heads, halves, waves in ways:
+            with monkeypatch.context() as patch:
+                force_waves(patch, key_heads, halves)
+                results = _run_in(emulated, architecture, case, ORDERS[2])
+            for key, value in results.items():
+                assert_bitwise_equal(value, one[key], key)
+            ran = [report.kernel for report in package.reports if report.kernel.startswith("token_gradients")]
+            assert len(ran) == (waves if native else 1)
 
 
 @pytest.mark.parametrize("gate", ["Gqwen", "Gmild"])

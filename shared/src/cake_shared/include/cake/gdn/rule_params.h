@@ -1,7 +1,7 @@
 // What the stages of the rule take: plain C++17, read by nvcc, by a C++ compiler and by the emulator.
 //
 // Strides count elements. A value head h reads key head h / group. Tiles and scalars of the workspace are indexed by
-// chunk * value_heads + h, where chunk is a row of the chunk table; those of a HeadRange by its own count. BF16 tiles are stored as
+// chunk * value_heads + h, where chunk is a row of the chunk table; those of a WavePart by its own count. BF16 tiles are stored as
 // cake/tile/swizzle128.cuh states.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include "cake/host/kernel_ref.h"
 #include "cake/work/chunks.h"
 #include "cake/gdn/params.h"
+#include "cake/gdn/wave_part.h"
 
 namespace cake::gdn {
 
@@ -60,15 +61,6 @@ struct TokenScalars {  // [B, T, value_heads], FP32 or BF16; data may be null
   void* data;
   int64_t row_stride, token_stride, head_stride;
   int32_t is_bf16;
-};
-
-// The heads that one launch of a native stage of the backward pass serves. Tiles of S0, V' and dS1 are those of their value heads alone,
-// indexed by chunk * value_heads + head - first_value_head of these.
-struct HeadRange {
-  int32_t first_key_head, key_heads;
-
-  CAKE_HOST_DEVICE constexpr int32_t first_value_head(const Heads& heads) const { return first_key_head * heads.group; }
-  CAKE_HOST_DEVICE constexpr int32_t value_heads(const Heads& heads) const { return key_heads * heads.group; }
 };
 
 struct HeadScalars {  // [value_heads], FP32 or BF16; data may be null
@@ -155,7 +147,7 @@ struct ChainParams {
   int32_t warps;           // of a CTA, 4 or 8; each owns 16 value columns
   int32_t pair_columns;    // columns that segment_pairs runs: 128 for M alone, 256 for M and N
   float scale;
-  HeadRange part;          // of chunk_states
+  WavePart part;           // of chunk_states
 };
 
 struct ReverseParams {
@@ -168,7 +160,8 @@ struct ReverseParams {
   char* exit_gradients;      // dS1 of every chunk, transposed
   char* residual_gradients;  // dR tiles: of portable programs
   float deferred_below;      // native programs leave dR in the rows of dv whose beta is smaller than this
-  HeadRange part;
+  WavePart part;
+  float* cut_gradients;      // [cut slots, value heads of the part, V, K] FP32: from the later half of a segment to its earlier one
   States grad_final, grad_initial;
   float* segment_exits;      // [slots, value_heads, V, K] FP32: gradient of the exit state of the segment before the slot's;
                              // from segment_gradients, Y of the slot's segment
@@ -197,7 +190,7 @@ struct TokenGradientsParams {
   PackTables tables;
   TokenRows q, k, grad_o, grad_q, grad_k;
   TokenRows v, grad_v;        // native programs alone, which keep neither X nor dR; rows of grad_v that hold dR become dv
-  HeadRange part;
+  WavePart part;
   TokenScalars grad_gate, grad_beta;
   const float* q_reciprocal;  // [B * T, key_heads], or null where q is used as given; then q is the normalised one
   const float* k_reciprocal;

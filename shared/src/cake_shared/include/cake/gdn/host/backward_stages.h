@@ -6,11 +6,10 @@
 
 namespace cake::gdn {
 
-// All heads of a call, and those of its nth wave.
-inline HeadRange all_heads(const RuleCall& call) { return {0, call.heads.key_heads}; }
-inline HeadRange heads_of_wave(const RuleCall& call, int64_t wave, int64_t wave_key_heads) {
-  const int64_t first = wave * wave_key_heads;
-  return {static_cast<int32_t>(first), static_cast<int32_t>(std::min(wave_key_heads, call.heads.key_heads - first))};
+// All that a call has, and the key heads from `first` on that a wave has.
+inline WavePart whole_call(const RuleCall& call) { return {0, call.heads.key_heads, Half::kBoth}; }
+inline WavePart part_of_wave(const RuleCall& call, int64_t first, int64_t wave_key_heads, Half half) {
+  return {static_cast<int32_t>(first), static_cast<int32_t>(std::min(wave_key_heads, call.heads.key_heads - first)), half};
 }
 
 // Y of the segments of long sequences.
@@ -29,7 +28,7 @@ inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& 
 }
 
 inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r) {
-  const int64_t ctas = chain_ctas(call, r.part.value_heads(call.heads), kHeadDim, r.warps);
+  const int64_t ctas = chain_ctas(call, r.part.value_heads(call.heads.group), kHeadDim, r.warps);
 #if CAKE_HAS_SM90
   if (call.native()) {
     const int groups = r.warps / kNarrowChainWarps;
@@ -48,7 +47,7 @@ inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t war
   if (call.native()) {
     p.warps = static_cast<int32_t>(warps);
     const int groups = p.warps / kNarrowChainWarps;
-    return launch_stage(CAKE_KERNEL_REF(chunk_states_sm90), chain_ctas(call, p.part.value_heads(call.heads), kHeadDim, warps),
+    return launch_stage(CAKE_KERNEL_REF(chunk_states_sm90), chain_ctas(call, p.part.value_heads(call.heads.group), kHeadDim, warps),
                         backward_chain_sm90_threads(groups), chunk_states_sm90_smem_bytes(groups), call.stream, p, true);
   }
 #endif
@@ -60,7 +59,7 @@ inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t war
 }
 
 inline void launch_token_gradients(const RuleCall& call, const TokenGradientsParams& t, int64_t multiprocessors) {
-  const int64_t items = call.pack.chunks * t.part.key_heads;
+  const int64_t items = int64_t{half_chunks(t.part.half, static_cast<int32_t>(call.pack.chunks))} * t.part.key_heads;
 #if CAKE_HAS_SM90
   if (call.native()) {
     return launch_stage(CAKE_KERNEL_REF(token_gradients_sm90), std::min(items, multiprocessors), kTokenGradientsSm90Threads,

@@ -97,7 +97,8 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
                              OptionalTensor grad_g, OptionalTensor grad_beta, OptionalTensor grad_a_log,
                              OptionalTensor grad_dt_bias, OptionalTensor zeros, TensorView groundwork,
                              OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps,
-                             int64_t stream, int64_t multiprocessors, int64_t wave_key_heads, int64_t wave_warps) {
+                             int64_t stream, int64_t multiprocessors, int64_t wave_key_heads, int64_t wave_halves,
+                             int64_t wave_warps) {
   if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected at least 1, got " << multiprocessors;
   RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
   const Pack& pack = call.pack;
@@ -105,7 +106,13 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
     TVM_FFI_THROW(ValueError) << "wave_key_heads: expected " << (call.native() ? "1 to " : "all ") << call.heads.key_heads << ", got "
                               << wave_key_heads;
   }
-  const int64_t wave_records = pack.chunks * wave_key_heads * call.heads.group;
+  if (wave_halves < 1 || wave_halves > (call.native() ? 2 : 1)) {
+    TVM_FFI_THROW(ValueError) << "wave_halves: expected 1" << (call.native() ? " or 2" : "") << ", got " << wave_halves;
+  }
+  const int64_t wave_heads = wave_key_heads * call.heads.group;
+  // The earlier colours come first, so no half has more.
+  const Half largest = wave_halves == 2 ? Half::kEarlier : Half::kBoth;
+  const int64_t wave_records = half_chunks(largest, static_cast<int32_t>(pack.chunks)) * wave_heads;
   const bool v_first = call.has(kStateVFirst), tokens_too = grad_q.has_value();
   TokenRows d_o;
   if (grad_o.has_value()) {
@@ -127,6 +134,8 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   char* exit_gradients = workspace.take(std::max(wave_records * kStateTileBytes, long_bytes));
   float* factors = reinterpret_cast<float*>(exit_gradients);
   char* residual_gradients = call.native() ? nullptr : workspace.take(wave_records * kTokenTileBytes);
+  float* cut_gradients =
+      wave_halves == 2 ? workspace.take<float>(cut_slots(pack.chunks) * wave_heads * kStateElements * 4) : nullptr;
 
   const HeadScalars d_a_log = check_head_scalars_out("dA_log", grad_a_log, a_log, pack, call.device);
   const HeadScalars d_dt_bias = check_head_scalars_out("ddt_bias", grad_dt_bias, dt_bias, pack, call.device);
@@ -142,6 +151,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   r.scalars = call.scalars;
   r.exit_gradients = exit_gradients;
   r.residual_gradients = residual_gradients;
+  r.cut_gradients = cut_gradients;
   r.grad_final = d_final;
   r.grad_initial = d_initial;
   r.segment_exits = exits;
@@ -205,18 +215,26 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   p.k = r.k = t.k = call.k;
   if (call.slots_per_row > 0) {
     launch_segment_pairs(call, p, kHeadDim, warps);
-    r.part = all_heads(call);
+    r.part = whole_call(call);
     launch_segment_gradients(call, r);
     launch_segment_states(call, CAKE_KERNEL_REF(segment_exits_any), factors, exits);
   }
   // One workspace serves the waves in turn.
   r.warps = static_cast<int32_t>(check_warps(wave_warps));
-  for (int64_t wave = 0; wave * wave_key_heads < call.heads.key_heads; ++wave) {
-    p.part = r.part = t.part = heads_of_wave(call, wave, wave_key_heads);
+  auto run_wave = [&](int64_t first_key_head, Half half) {
+    p.part = r.part = t.part = part_of_wave(call, first_key_head, wave_key_heads, half);
     launch_value_gradients(call, r);
-    if (!tokens_too) continue;
+    if (!tokens_too) return;
     launch_chunk_states(call, p, wave_warps);
     launch_token_gradients(call, t, multiprocessors);
+  };
+  for (int64_t first = 0; first < call.heads.key_heads; first += wave_key_heads) {
+    if (wave_halves == 1) {
+      run_wave(first, Half::kBoth);
+    } else {
+      run_wave(first, Half::kLater);
+      run_wave(first, Half::kEarlier);
+    }
   }
   if (tokens_too && call.has(kMakeGate)) {
     launch_stage(CAKE_KERNEL_REF(gate_parameters_any), pack.heads, kGateParametersThreads, kGateParametersSmemBytes, call.stream,

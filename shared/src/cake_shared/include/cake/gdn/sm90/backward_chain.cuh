@@ -15,25 +15,41 @@ inline constexpr int kFeedingWarps = 4;
 // The segment and head of a CTA, and its share of the value columns.
 struct ChainPlace {
   SegmentPlace segment;
+  HalfChunks half;  // that it runs
   int last_tokens;  // of the segment's last chunk
   int head;
   int first_column;
   bool forgets = false;  // its chunks leave nothing of a gradient behind them
 
-  __device__ __forceinline__ int last_chunk() const { return segment.first_chunk + segment.chunks - 1; }
-  __device__ __forceinline__ int tokens_of(int chunk) const { return chunk == last_chunk() ? last_tokens : kChunk; }
+  __device__ __forceinline__ int last_chunk() const { return half.first + half.chunks - 1; }
+  __device__ __forceinline__ bool begins_segment() const { return half.first == segment.first_chunk; }
+  __device__ __forceinline__ bool ends_segment() const {
+    return half.first + half.chunks == segment.first_chunk + segment.chunks;
+  }
+  __device__ __forceinline__ int tokens_of(int chunk) const {
+    return chunk == segment.first_chunk + segment.chunks - 1 ? last_tokens : kChunk;
+  }
+  __device__ __forceinline__ int64_t tile(const WavePart& part, const Heads& heads, int chunk) const {
+    return part.tile(heads.group, half.first_record + chunk - half.first, head);
+  }
   __device__ __forceinline__ TokenPlace place_of_chunk(int chunk, const Heads& heads) const {
     return place_of(segment.first_token + (chunk - segment.first_chunk) * kChunk, heads.tokens_per_row);
   }
 };
 
 template <int kGroups>
-__device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, const Heads& heads, const HeadRange& part) {
+__device__ __forceinline__ ChainPlace chain_place(const PackTables& tables, const Heads& heads, const WavePart& part) {
   constexpr int kSlices = 2 / kGroups;
-  const uint32_t work = blockIdx.x / kSlices, value_heads = part.value_heads(heads), row = work / value_heads;
+  const uint32_t work = blockIdx.x / kSlices, value_heads = part.value_heads(heads.group), row = work / value_heads;
   const SegmentPlace segment = segment_place(tables, row);
-  return {segment, tables.segments[row].tokens - (segment.chunks - 1) * kChunk,
-          part.first_value_head(heads) + static_cast<int>(work - row * value_heads), static_cast<int>(blockIdx.x % kSlices) * 64};
+  return {segment, half_of(part.half, segment.first_chunk, segment.chunks), tables.segments[row].tokens - (segment.chunks - 1) * kChunk,
+          part.first_value_head(heads.group) + static_cast<int>(work - row * value_heads),
+          static_cast<int>(blockIdx.x % kSlices) * 64};
+}
+
+// Offset of the matrix at a segment's cut, in an array [cut slots, value heads of the part, 128, 128].
+__device__ __forceinline__ int64_t cut_offset(const ChainPlace& work, const WavePart& part, const Heads& heads) {
+  return part.tile(heads.group, cut_slot(work.segment.first_chunk), work.head) * kStateElements;
 }
 
 // How many of a segment's first chunks forget any gradient behind them, by one warp; 0 if all of them together do not.

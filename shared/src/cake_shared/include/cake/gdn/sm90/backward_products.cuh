@@ -15,11 +15,6 @@ inline constexpr int kWarpgroupThreads = 128;
 inline constexpr uint32_t kBlockBytes = kChunk * 128;          // a block of 64 columns of a token tile
 inline constexpr uint32_t kStateBlockBytes = kHeadDim * 128;   // of a state tile
 
-// Of a tile of S0, V' or dS1.
-__device__ __forceinline__ int64_t part_record(const Heads& heads, const HeadRange& part, int64_t chunk, int head) {
-  return chunk * part.value_heads(heads) + head - part.first_value_head(heads);
-}
-
 // Starts the copy of kUnits 16-byte units a row of one head's rows of a chunk into a token tile; rows past the chunk's tokens become
 // zero. For warps with few registers; of a whole chunk in as few instructions as can be, because one warp may copy for a whole CTA.
 template <int kThreads, int kUnits>

@@ -3,7 +3,8 @@
 //   X  = V - gamma (K S0)      V' = T (beta X)      S1 = gamma_C S0 + (e K)^T V'
 //
 // reads   k, v, T, scalars, initial states, entry states of segments
-// writes  S0 and V' of every chunk as BF16 tiles
+// writes  S0 and V' of every chunk as BF16 tiles. A later half is reached from the segment's entry: the chunks before it are run, and
+//         nothing of them is written
 // start   beside value_gradients, before which all that this reads was made: it waits for its predecessor when it is done
 // barriers  full[stage]: rows and tiles arrived; free[stage]: the warpgroup is past the stage and its copies out of it have read it
 //           named 1, 2: a warpgroup's staging is free | S0 staged | V' staged
@@ -33,7 +34,7 @@ __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const Cha
   using Smem = StatesSmem<kGroups>;
   const int key_head = work.head / p.heads.group;
   feed_stages<Smem::kStages>(
-      smem.barriers, work.segment.first_chunk, 1, work.segment.chunks, thread,
+      smem.barriers, work.segment.first_chunk, 1, work.last_chunk() + 1 - work.segment.first_chunk, thread,
       [&](int stage, int chunk) {
         const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
         uint64_t* full = &smem.barriers.full[stage];
@@ -75,13 +76,13 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
 
   Turn<Smem::kStages> turn;
   int before = 0;
-  const int end_chunk = work.segment.first_chunk + work.segment.chunks;
 #pragma unroll 1
-  for (int chunk = work.segment.first_chunk; chunk < end_chunk; ++chunk) {
+  for (int chunk = work.segment.first_chunk; chunk <= work.last_chunk(); ++chunk) {
+    const bool stores = chunk >= work.half.first;
     auto& stage = smem.stage[turn.stage];
     const auto& scalars = smem.scalars[turn.stage];
     char* const values = stage.v[group];
-    const int64_t record = part_record(p.heads, p.part, chunk, work.head);
+    const int64_t record = work.tile(p.part, p.heads, chunk);
     const uint32_t k_tile = ptx::shared_address(stage.k);
     uint32_t packed[32];
     pack_operand(packed, state);
@@ -95,14 +96,18 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     ptx::wgmma_commit();
 
     // S0 of the chunk before has left the staging; its V', the last group, may be on its way.
-    if (leads) ptx::bulk_wait_read<1>();
-    group_barrier();
-    stage_state(staging, packed, block, offsets);
+    if (stores) {
+      if (leads) ptx::bulk_wait_read<1>();
+      group_barrier();
+      stage_state(staging, packed, block, offsets);
+    }
     uint32_t operand[16];
     load_tokens(operand, values, block, offsets);
-    ptx::fence_async_shared();
-    group_barrier();
-    if (leads) store_staged_state(p.entry_states + record * kStateTileBytes, staging, group_column);
+    if (stores) {
+      ptx::fence_async_shared();
+      group_barrier();
+      if (leads) store_staged_state(p.entry_states + record * kStateTileBytes, staging, group_column);
+    }
 
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
@@ -134,15 +139,19 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     add_operand_times_rows(state, operand, k_tile);
     ptx::wgmma_commit();
 
-    __syncwarp();  // the warp has read its columns of V, which carry V' out
-    stage_tokens(values, writes, block, offsets);
-    ptx::fence_async_shared();
+    if (stores) {
+      __syncwarp();  // the warp has read its columns of V, which carry V' out
+      stage_tokens(values, writes, block, offsets);
+      ptx::fence_async_shared();
+    }
     group_barrier();
     if (leads) {
       ptx::bulk_wait_read<1>();  // V' of the chunk before has left its stage
       if (chunk != work.segment.first_chunk) ptx::mbarrier_arrive(&smem.barriers.free[before]);
-      ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, values, kBlockBytes);
-      ptx::bulk_commit();
+      if (stores) {
+        ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, values, kBlockBytes);
+        ptx::bulk_commit();
+      }
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);
@@ -157,7 +166,7 @@ __device__ __forceinline__ void run_chunk_states(const ChainParams& p) {
   auto& smem = *reinterpret_cast<StatesSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
   const ChainPlace work = chain_place<kGroups>(p.tables, p.heads, p.part);
-  if (work.segment.sequence < 0) return;
+  if (work.half.chunks == 0) return;
   if (threadIdx.x == 0) smem.barriers.init(kGroups);
   __syncthreads();
   if (warp < 4 * kGroups) {

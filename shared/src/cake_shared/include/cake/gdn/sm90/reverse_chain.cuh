@@ -3,8 +3,9 @@
 //   dV' = scale P^T dO + (e K) dS1        dR = T^T dV'        dV = beta dR
 //   dS0 = gamma_C dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR
 //
-// P is made from Q and K by the feeding warpgroup. What dV' loses in BF16 is added to dR: T's diagonal is 1. Rows of dv whose beta is too
-// small to divide by hold dR, see ReverseParams.
+// A segment's later half runs first and leaves its gradient in FP32 in the cut's slot, from which the earlier half goes on: a cut moves no
+// bit. P is made from Q and K by the feeding warpgroup. What dV' loses in BF16 is added to dR: T's diagonal is 1. Rows of dv whose beta is
+// too small to divide by hold dR, see ReverseParams.
 // barriers  full[stage]: rows and tiles arrived, P made; free[stage]: every consuming warp is past the stage
 //           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read | dv staged in dO's place; 3: the feeding warpgroup's rows
 //           arrived
@@ -124,7 +125,7 @@ __device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const R
   int chunk = work.last_chunk(), made = 0;
   start(chunk);
 #pragma unroll 1
-  for (int left = work.segment.chunks; left > 0; --left, --chunk) {
+  for (int left = work.half.chunks; left > 0; --left, --chunk) {
     b.load(scalars_of(chunk) + kLog2Decay * kChunk, block, lane);
     if (left > 1) {
       start(chunk - 1);
@@ -153,6 +154,8 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   for (int i = 0; i < 64; ++i) state[i] = 0.f;
   if (work.forgets) {
     // Y is that of a zero gradient.
+  } else if (kUse == Reverse::kGradients && !work.ends_segment()) {
+    load_state(state, p.cut_gradients + cut_offset(work, p.part, p.heads), 1, kHeadDim, first_column, lane);
   } else if (work.segment.last()) {
     if (p.grad_final.data) {
       load_state(state, state_of(p.grad_final, work.segment.sequence, p.heads, work.head), p.grad_final.k_stride,
@@ -166,7 +169,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   const bool wants_initial = p.grad_initial.data && work.segment.first();
   Turn<Smem::kStages> turn;
 #pragma unroll 1
-  for (int chunk = work.last_chunk(); chunk >= work.segment.first_chunk; --chunk) {
+  for (int chunk = work.last_chunk(); chunk >= work.half.first; --chunk) {
     auto& stage = smem.stage[turn.stage];
     const auto& scalars = smem.scalars[turn.stage];
     char* const grad_o = stage.grad_o[group];
@@ -213,8 +216,9 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     if constexpr (kUse == Reverse::kGradients) {
       ptx::fence_async_shared();
       group_barrier();
-      const int64_t record = part_record(p.heads, p.part, chunk, work.head);
-      if (leads) store_staged_state(p.exit_gradients + record * kStateTileBytes, staging, group_column);
+      if (leads) {
+        store_staged_state(p.exit_gradients + work.tile(p.part, p.heads, chunk) * kStateTileBytes, staging, group_column);
+      }
     }
 
     ptx::wgmma_wait<0>();
@@ -309,6 +313,8 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   if (leads) ptx::bulk_wait<0>();
   if constexpr (kUse == Reverse::kPairs) {
     store_state(state, p.segment_exits + slot_offset(work.segment, p.heads, p.slots_per_row, work.head), 1, kHeadDim, first_column, lane);
+  } else if (!work.begins_segment()) {
+    store_state(state, p.cut_gradients + cut_offset(work, p.part, p.heads), 1, kHeadDim, first_column, lane);
   } else if (wants_initial) {
     store_state(state, state_of(p.grad_initial, work.segment.sequence, p.heads, work.head), p.grad_initial.k_stride,
                 p.grad_initial.v_stride, first_column, lane);
@@ -320,13 +326,12 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
   auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
   ChainPlace work = chain_place<kGroups>(p.tables, p.heads, p.part);
-  if (work.segment.sequence < 0) return;
+  if (work.half.chunks == 0) return;
   if constexpr (kUse == Reverse::kPairs) {
     if (work.segment.first()) return;  // nothing precedes it
     const int enough = forgetting_first_chunks(p.scalars, p.heads, work.segment, work.head, lane);
     if (enough > 0) {
-      if (enough < work.segment.chunks) work.last_tokens = kChunk;
-      work.segment.chunks = enough;
+      work.half.chunks = enough;
       work.forgets = true;
     }
   }

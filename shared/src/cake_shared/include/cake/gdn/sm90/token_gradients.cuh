@@ -30,7 +30,7 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
   const uint32_t interaction_grad = ptx::shared_address(smem.interaction_grad);
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
 
-  const uint32_t items = used_chunks(p.tables) * p.part.key_heads;
+  const uint32_t items = used_chunks(p) * p.part.key_heads;
   uint32_t head = 0;
 #pragma unroll 1
   for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < items; ++nth) {

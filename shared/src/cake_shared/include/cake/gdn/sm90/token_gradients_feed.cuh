@@ -8,7 +8,7 @@ namespace cake::gdn::sm90 {
 
 // Workspace tiles and scalars, by one thread.
 __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParams& p) {
-  const uint32_t chunks = used_chunks(p.tables);
+  const uint32_t chunks = used_chunks(p);
   Item item;
   SlotOrder order;
   uint32_t head = 0;
@@ -19,7 +19,7 @@ __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParam
       const Tiles tiles = order.next_head();
       const int value_head = item.key_head * p.heads.group + member;
       const int64_t record = item.record(p.heads, value_head);
-      const int64_t tile = part_record(p.heads, p.part, item.chunk_index, value_head);
+      const int64_t tile = p.part.tile(p.heads.group, item.tile_record, value_head);
       const int stage = head % kScalarStages;
       ptx::mbarrier_wait(&smem.scalars_free[stage], (head / kScalarStages & 1) ^ 1);
       smem.tiles[stage] = tiles;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPl
 
 // Rows of K, Q, dO and dv, by one warp: any strides, and zeros past a chunk's last token.
 __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, int lane) {
-  const uint32_t chunks = used_chunks(p.tables);
+  const uint32_t chunks = used_chunks(p);
   Item item;
   SlotOrder order;
   for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
@@ -187,7 +187,7 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
 
 // Every second head of the CTA, by one warp of two.
 __device__ __forceinline__ void finish_heads(Smem& smem, const TokenGradientsParams& p, uint32_t turn, int lane) {
-  const uint32_t chunks = used_chunks(p.tables);
+  const uint32_t chunks = used_chunks(p);
   Item item;
   for (uint32_t head = turn; item_of(p, chunks, head / p.heads.group, item); head += 2) {
     const int value_head = item.key_head * p.heads.group + head % p.heads.group;

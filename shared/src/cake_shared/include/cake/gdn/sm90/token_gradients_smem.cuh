@@ -92,6 +92,7 @@ struct Smem {
 
 // An item: a chunk and key head. A CTA has every gridDim.x-th of them, in the order of the chunk table, whose used rows come first.
 struct Item {
+  uint32_t tile_record;  // of the chunk, among the part's
   uint32_t chunk_index;
   int32_t key_head;
   int32_t first_token, tokens;  // of the chunk
@@ -104,17 +105,23 @@ struct Item {
 // Rows of dv that hold dR, see kDeferredBelow.
 __device__ __forceinline__ bool is_deferred(float beta) { return fabsf(beta) < kDeferredBelow; }
 
-__device__ __forceinline__ uint32_t used_chunks(const PackTables& tables) { return tables.chunk_offsets[tables.sequences]; }
+__device__ __forceinline__ uint32_t used_chunks(const TokenGradientsParams& p) {
+  return half_chunks(p.part.half, p.tables.chunk_offsets[p.tables.sequences]);
+}
 
 // The CTA's nth item; false where it has no more.
 __device__ __forceinline__ bool item_of(const TokenGradientsParams& p, uint32_t chunks, uint32_t nth, Item& item) {
   const uint32_t index = blockIdx.x + nth * gridDim.x, key_heads = p.part.key_heads;
-  item.chunk_index = index / key_heads;
-  if (item.chunk_index >= chunks) return false;
-  item.key_head = p.part.first_key_head + static_cast<int>(index - item.chunk_index * key_heads);
-  const ChunkEntry& chunk = p.tables.chunks[item.chunk_index];
-  item.first_token = chunk.first_token;
-  item.tokens = chunk.tokens;
+  item.tile_record = index / key_heads;
+  if (item.tile_record >= chunks) return false;
+  item.key_head = p.part.first_key_head + static_cast<int>(index - item.tile_record * key_heads);
+  const ChunkEntry coloured = p.tables.chunks[coloured_chunk(p.part.half, item.tile_record)];
+  const SegmentEntry segment = p.tables.segments[coloured.segment];
+  const HalfChunks half = half_of(p.part.half, segment.first_chunk, cake::work::chunks_of(segment.tokens));
+  item.chunk_index = half.first + item.tile_record - half.first_record;
+  const int before = (item.chunk_index - segment.first_chunk) * kChunk;  // tokens of the segment
+  item.first_token = segment.first_token + before;
+  item.tokens = min(kChunk, segment.tokens - before);
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 import stat
 import sys
+import time
 
 import pytest
 
@@ -51,3 +52,80 @@ def test_without_the_tool_nothing_is_claimed(tmp_path, monkeypatch):
     said, clean = sanitizer.sanitize(tmp_path / "script.py")
     assert set(said.values()) == {"not run: compute-sanitizer is not on PATH"}
     assert not clean
+
+
+RACES = """
+========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at void f()+0x10 in copy.cuh:35
+=========     and Read access at void f()+0x90 in use.cuh:7 [16 hazards]
+=========     and Read access at void f()+0x98 in use.cuh:8 [4 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+READS = """
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at f+0x10 in use.cuh:9
+=========     by thread (0,0,0) in block (0,0,0)
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at f+0x10 in use.cuh:9
+========= ERROR SUMMARY: 2 errors
+"""
+
+
+def test_reports_are_counted_by_place():
+    found = sanitizer.reports_of(RACES)
+    assert found == {
+        "race: Write at copy.cuh:35, Read at use.cuh:7": 1,
+        "race: Write at copy.cuh:35, Read at use.cuh:8": 1,
+    }
+    assert sanitizer.reports_of(READS) == {"Uninitialized __global__ memory read of size 4 bytes at use.cuh:9": 2}
+    assert sanitizer.summary_of(READS, 0) == ("2 errors", False)
+
+
+def tool_runs(folder, names):
+    return [sanitizer.ToolRun((name,), "memcheck", (name,), folder / f"{name}.txt") for name in names]
+
+
+def test_side_by_side_each_is_told_as_it_ends_and_what_never_ends_is_stopped(tmp_path, monkeypatch):
+    tool(
+        tmp_path,
+        "import subprocess, sys, time\n"
+        "if sys.argv[-1] == 'endless':\n"
+        "    subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])\n"  # holds the log open
+        "time.sleep(0.5 * (sys.argv[-1] == 'slow'))\n"
+        "print('========= ERROR SUMMARY: 0 errors', sys.argv[1:])",
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told, begin = [], time.monotonic()
+    sanitizer.run_side_by_side(
+        tool_runs(tmp_path, ["endless", "slow", "quick", "third"]),
+        lambda run, said: told.append((*run.name, said)),
+        workers=3,
+        seconds=30.0,
+        each=3.0,
+        extra=("--word",),
+    )
+    assert time.monotonic() - begin < 20
+    names = [name for name, _ in told]
+    assert sorted(names) == ["endless", "quick", "slow", "third"]
+    assert names[-1] == "endless"
+    assert names.index("quick") < names.index("slow")
+    said = dict(told)
+    assert said["quick"].nothing
+    assert said["quick"].summary == "0 errors ['--tool', 'memcheck', '--word', 'quick']"
+    assert not said["endless"].nothing
+    assert said["endless"].summary == "not run to its end within 3 s"
+
+
+def test_what_does_not_begin_in_time_is_told_too(tmp_path, monkeypatch):
+    tool(tmp_path, "import time; time.sleep(60)")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    told = {}
+    sanitizer.run_side_by_side(
+        tool_runs(tmp_path, ["first", "second"]),
+        lambda run, said: told.update({run.name[0]: said.summary}),
+        workers=1,
+        seconds=1.0,
+        each=30.0,
+    )
+    assert told == {"first": "not run to its end within 1 s", "second": "not begun within 1 s"}

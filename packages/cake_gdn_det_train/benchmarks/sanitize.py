@@ -2,22 +2,21 @@
 
     python packages/cake_gdn_det_train/benchmarks/sanitize.py --write
 
-The parts launch every program of the records: packs with empty and ragged sequences, both widths of the chains, every
-option, segments. Each part under each tool is a process of its own, so that none waits for another. Each tensor has an
-allocation of its own, so that a tool sees where one ends and which was written. Nothing that a tool says is left out:
-its reports are counted by the places in the source that they name.
+The parts launch every program: packs with empty and ragged sequences, both widths of the chains, every option,
+segments; once by the programs of this GPU's records, and where some of them are native once more by portable programs
+alone, which serve every architecture. Each part under each tool is a process of its own. Each tensor has an allocation
+of its own, so that a tool sees where one ends and which was written. Nothing that a tool says is left out: its reports
+are counted by the places in the source that they name. The result is written whenever a process ends.
 """
 
 import argparse
 import datetime
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
 import torch
@@ -28,20 +27,25 @@ from cake_shared.bench.environment import commit
 from cake_shared.bench.gdn_bench import gpu_name
 from cake_shared.bench.gpu import gpu_facts
 from cake_shared.bench.result import write_whole
+from cake_shared.gdn.cuda.rule import uses_native
 from cake_shared.program import programs_of
 from cake_shared.target import target_of
-from cake_shared.testing.gdn_cuda import moved
+from cake_shared.testing.gdn_cuda import moved, portable_backend, rule_through
 from cake_shared.testing.gdn_inputs import GdnCase, base, packed, states
 from cake_shared.testing.gdn_run import run
-from cake_shared.testing.sanitizer import TOOLS, found_nothing
+from cake_shared.testing.sanitizer import TOOLS, ToolRun, ToolSaid, run_side_by_side
 
 PACKAGE = "cake_gdn_det_train"
 WIDE, NARROW = 1, 1000  # multiprocessors that the plan counts with: chains of 8 or of 4 warps
-# What a tool's output holds of one report: a pair of accesses, or a kind of fault, and where.
-_RACE = re.compile(r"Race reported between (\w+) access at .*? in (\S+)")
-_OTHER_ACCESS = re.compile(r"and (\w+) access at .*? in (\S+)")
-_FAULT = re.compile(r"={9} (Invalid|Uninitialized|Barrier error|Divergent|Address|Program hit|Out-of-range)(.*)")
-_PLACE = re.compile(r"={9} +at .*? in (\S+:\d+)")
+# The tools count barriers in the compiler's notes, which say one for an array of them; what they do not count they do
+# not follow.
+WORDS = ("--print-limit", "1000", "--show-backtrace", "device", "--num-cuda-barriers", "128")
+NOTE = (
+    "racecheck and initcheck do not follow all that native programs do: which of mbarriers, bulk copies and wgmma they "
+    "follow depends on their version. What they report of native programs is listed by the places that it names. The "
+    "other evidence is the emulator's detectors, which follow all of these and the proxy fences: they find no race and "
+    "no uninitialised read in these programs under any order tried."
+)
 
 
 def _pack() -> GdnCase:
@@ -69,82 +73,92 @@ def _segments() -> GdnCase:
     return case.with_(initial_state=h0, d_state=ds)
 
 
+# The longest first.
 PARTS = {
+    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE),
+    "segments: the same, narrow chains": (_segments, NARROW),
     "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE),
     "the same, narrow chains": (_pack, NARROW),
     "every option, H/HV 2/6": (_options, NARROW),
-    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE),
-    "segments: the same, narrow chains": (_segments, NARROW),
 }
 
 
-def launch(part: str):
+def program_sets(architecture: str) -> dict[str, list[str]]:
+    """The programs by set: `portable` ones, and where some of the architecture's are native, those of its records."""
+    programs = programs_of(PACKAGE)
+    portable = {record.stage: record.program for record in programs.records if record.kind == "portable"}
+    found = {"portable": [portable[stage] for stage in programs.stages]}
+    if uses_native(PACKAGE, architecture):
+        found["native"] = [record.program for record in programs.records_for(architecture)]
+    return found
+
+
+def launch(programs: str, part: str):
     """Forward and backward of one part."""
     begin = time.monotonic()
     make, multiprocessors = PARTS[part]
-    backend = cuda.rule_backend(torch.device("cuda"))
+    if programs == "portable":
+        backend = portable_backend(PACKAGE)
+        rule = rule_through(PACKAGE, backend)
+    else:
+        backend, rule = cuda.rule_backend(torch.device("cuda")), chunk_gated_delta_rule
     backend.multiprocessors = multiprocessors
     case = moved(make(), "cuda")
     torch.cuda.synchronize()
     print(f"ready after {time.monotonic() - begin:.1f} s", flush=True)
-    run(chunk_gated_delta_rule, case)
+    run(rule, case)
     torch.cuda.synchronize()
     print(f"done after {time.monotonic() - begin:.1f} s", flush=True)
 
 
-def reports_of(output: str) -> Counter:
-    """How often a tool reported what: by both accesses of a race, or by the fault and its place."""
-    found: Counter = Counter()
-    race = fault = None
-    for line in output.splitlines():
-        if begun := _RACE.search(line):
-            race = f"{begun[1]} at {begun[2]}"
-        elif race and (other := _OTHER_ACCESS.search(line)):
-            found[f"race: {race}, {other[1]} at {other[2]}"] += 1
-        elif begun := _FAULT.match(line):
-            fault, race = (begun[1] + begun[2]).strip(), None
-        elif fault and (place := _PLACE.match(line)):
-            found[f"{fault} at {place[1]}"] += 1
-            fault = None
-    return found
+def must_find_nothing(programs: str, tool: str) -> bool:
+    """Whether a report is a fault: of native programs racecheck and initcheck report what they do not follow."""
+    return programs == "portable" or tool in ("memcheck", "synccheck")
 
 
-def summary_of(output: str, status: int) -> tuple[str, bool]:
-    """The last summary line, and whether the tool found nothing."""
-    lines = [line for line in re.findall(r"SUMMARY: (.*)", output) if "not printed" not in line]
-    said = lines[-1].strip() if lines else f"no summary, exit status {status}"
-    return said, status == 0 and bool(lines) and found_nothing(said)
+def in_order(sets: list[str], tools: list[str]) -> list[tuple[str, str, str]]:
+    """Set, tool and part of every process: what must find nothing first, and of those the longest."""
+    runs = [(programs, tool, part) for programs in sets for tool in tools for part in PARTS]
+    parts = list(PARTS)
+    return sorted(runs, key=lambda x: (not must_find_nothing(*x[:2]), parts.index(x[2]) > 1, x[1] != "racecheck"))
 
 
-def run_tools(tools: list[str], seconds: float, logs: Path) -> tuple[dict, dict, bool]:
-    """Summaries by tool and part, reports by tool, and whether every tool ended and found nothing."""
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    begin, started = time.monotonic(), {}
-    runs = [(tool, part) for tool in tools for part in PARTS]
-    for tool, part in sorted(runs, key=lambda run: (run[0] != "racecheck", "segments" not in run[1])):  # longest first
-        log = logs / f"{tool}-{list(PARTS).index(part)}.txt"
-        words = ["compute-sanitizer", "--tool", tool, "--print-limit", "1000", "--show-backtrace", "device"]
-        words += [sys.executable, __file__]
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                [*words, "--launch", part], stdout=file, stderr=subprocess.STDOUT, env=environment
-            )
-        started[tool, part] = process, log
-    said, reports, clean = {tool: {} for tool in tools}, {tool: Counter() for tool in tools}, True
-    for tool, part in runs:
-        process, log = started[tool, part]
-        try:
-            status = process.wait(timeout=max(begin + seconds - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            said[tool][part], nothing = f"not run to its end within {seconds:.0f} s", False
-        else:
-            said[tool][part], nothing = summary_of(log.read_text(errors="replace"), status)
-        reports[tool] += reports_of(log.read_text(errors="replace"))
-        clean = clean and nothing
-        print(f"{time.monotonic() - begin:5.1f} s  {tool}, {part}: {said[tool][part]}", flush=True)
-    return said, {tool: dict(found.most_common()) for tool, found in reports.items()}, clean
+def sanitizer_version(sanitizer: str) -> str:
+    """The tool's version, as it says it."""
+    said = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout
+    lines = [line for line in said.splitlines() if line.startswith("Version")]
+    return lines[0] if lines else "not known"
+
+
+class Findings:
+    """What the tools have said so far, written when each of them ends."""
+
+    def __init__(self, facts: dict, sets: dict[str, list[str]], path: Path | None):
+        self.facts, self.path, self.begin = facts, path, time.monotonic()
+        self.failed: list[str] = []
+        self.sets = {
+            name: {"programs": programs, "said": {}, "seconds": {}, "reports": {}} for name, programs in sets.items()
+        }
+
+    def add(self, run: ToolRun, said: ToolSaid):
+        """Takes one process's outcome and writes the file."""
+        programs, part = run.name
+        here = self.sets[programs]
+        here["said"].setdefault(run.tool, {})[part] = said.summary
+        here["seconds"].setdefault(run.tool, {})[part] = said.seconds
+        reports = here["reports"].setdefault(run.tool, {})
+        for place, count in said.reports.items():
+            reports[place] = reports.get(place, 0) + count
+        if not said.nothing and must_find_nothing(programs, run.tool):
+            self.failed.append(f"{run.tool} of {programs} programs, {part}: {said.summary}")
+        print(f"{time.monotonic() - self.begin:5.1f} s  {programs}, {run.tool}, {part}: {said.summary}", flush=True)
+        if self.path:
+            write_whole(self.path, self.text())
+
+    def text(self) -> str:
+        """The result as it stands."""
+        result = {**self.facts, "sets": self.sets, "failed": self.failed}
+        return json.dumps({**result, "seconds": round(time.monotonic() - self.begin)}, indent=1) + "\n"
 
 
 def main() -> int:
@@ -153,23 +167,26 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the summary to this file instead")
     parser.add_argument("--logs", type=Path, help="keep the tools' whole output in this folder")
     parser.add_argument("--tools", default=",".join(TOOLS), help=f"of {','.join(TOOLS)}")
+    parser.add_argument("--sanitizer", default="compute-sanitizer", help="its program; default: the one on PATH")
     parser.add_argument("--commit", default="", help="commit of this tree where git cannot say it")
-    parser.add_argument("--seconds", type=float, default=150.0, help="what the tools together may take (150)")
-    parser.add_argument("--launch", choices=PARTS, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=100.0, help="what all processes together may take (100)")
+    parser.add_argument("--each", type=float, default=90.0, help="what one process may take (90)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 4, help="processes at a time (one a core)")
+    parser.add_argument("--only", default="", help="the parts whose names hold this")
+    parser.add_argument("--launch", nargs=2, metavar=("SET", "PART"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.launch:
-        launch(options.launch)
+        launch(*options.launch)
         return 0
-    tools = options.tools.split(",")
     target = target_of()
-    manifest = json.loads((jit.build_module(PACKAGE, target.name) / "manifest.json").read_text())
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        logs = options.logs or Path(scratch)
-        logs.mkdir(parents=True, exist_ok=True)
-        said, reports, clean = run_tools(tools, options.seconds, logs)
-    result = {
+    sets = program_sets(target.name)
+    for name in sets:  # before the tools, not under them
+        manifest = json.loads(
+            (jit.build_module(PACKAGE, target.name, portable=name == "portable") / "manifest.json").read_text()
+        )
+    facts = {
         "what": "compute-sanitizer on forward and backward, every allocation its own",
+        "note": NOTE,
         "gpu": torch.cuda.get_device_name(),
         "architecture": target.name,
         "driver": gpu_facts()["driver"],
@@ -177,18 +194,36 @@ def main() -> int:
         "commit": options.commit or commit(Path(__file__).resolve().parents[3]),
         "torch": torch.__version__,
         "nvcc": manifest["compiler"],
-        "programs": [record.program for record in programs_of(PACKAGE).records_for(target.name)],
-        "tools": said,
-        "reports": reports,
-        "clean": clean,
-        "seconds": round(time.monotonic() - begin),
+        "compute_sanitizer": sanitizer_version(options.sanitizer),
+        "words": list(WORDS),
     }
-    text = json.dumps(result, indent=1) + "\n"
-    print(text)
-    path = options.out or Path(__file__).parent / "results" / f"sanitizer_{gpu_name()}.json"
-    if options.write or options.out:
-        write_whole(path, text)
-    return 0 if clean else 1
+    kept = Path(__file__).parent / "results" / f"sanitizer_{gpu_name()}.json"
+    found = Findings(facts, sets, options.out or (kept if options.write else None))
+    with tempfile.TemporaryDirectory() as scratch:
+        logs = options.logs or Path(scratch)
+        logs.mkdir(parents=True, exist_ok=True)
+        parts = list(PARTS)
+        runs = [
+            ToolRun(
+                (programs, part),
+                tool,
+                (sys.executable, __file__, "--launch", programs, part),
+                logs / f"{programs}-{tool}-{parts.index(part)}.txt",
+            )
+            for programs, tool, part in in_order(list(sets), options.tools.split(","))
+            if options.only in part
+        ]
+        run_side_by_side(
+            runs,
+            found.add,
+            workers=options.workers,
+            seconds=options.seconds,
+            each=options.each,
+            sanitizer=options.sanitizer,
+            extra=WORDS,
+        )
+    print(found.text())
+    return 1 if found.failed else 0
 
 
 if __name__ == "__main__":

@@ -142,7 +142,8 @@ def _wrapped(directory: Path, unit: str) -> str:
 
 def compile_module(sources: SourceSet, target: Target, nvcc: Compiler, directory: Path) -> float:
     """Compile and link a package's module to `module.so` in an empty directory; return core-seconds."""
-    compile_command = (nvcc.path, *DEVICE_FLAGS, *OBJECT_FLAGS, *target.gencode_flags, *_include_flags(sources.package))
+    flags = (*DEVICE_FLAGS, *sources.defines, *OBJECT_FLAGS, *target.gencode_flags)
+    compile_command = (nvcc.path, *flags, *_include_flags(sources.package))
     edges = []
     for unit in sources.units:
         wrapper = _wrapped(directory, unit)

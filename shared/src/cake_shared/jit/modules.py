@@ -20,6 +20,7 @@ from cake_shared.jit.sources import (
     SourceSet,
     emulator_sources,
     module_sources,
+    portable_sources,
     ptx_sources,
     tvm_ffi_facts,
 )
@@ -29,7 +30,7 @@ from cake_shared.target import Target, target_named
 if TYPE_CHECKING:
     import tvm_ffi
 
-_loaded: dict[tuple[str, str], tvm_ffi.Module] = {}
+_loaded: dict[tuple[str, str, bool], tvm_ffi.Module] = {}
 _loading = threading.Lock()
 
 # What a manifest states: of every entry, and of a module.
@@ -149,9 +150,9 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
-def _module_entry(package: str, target: Target) -> Path:
-    sources = module_sources(package, target)
-    prebuilt = _prebuilt(package, sources)
+def _module_entry(package: str, target: Target, portable: bool) -> Path:
+    sources = portable_sources(package, target) if portable else module_sources(package, target)
+    prebuilt = None if portable else _prebuilt(package, sources)
     if prebuilt is not None:
         return prebuilt
     prefix = _prefix("module", sources)
@@ -167,7 +168,7 @@ def _module_entry(package: str, target: Target) -> Path:
     return _obtain(package, f"{prefix}nvcc{nvcc.version}", fill, _STATED_OF_MODULE)
 
 
-def build_module(package: str, architecture: str) -> Path:
+def build_module(package: str, architecture: str, *, portable: bool = False) -> Path:
     """Return the directory of a package's module, compiled if the cache lacks it. Needs no GPU.
 
     Parameters
@@ -176,6 +177,8 @@ def build_module(package: str, architecture: str) -> Path:
         Import name, `cake_gdn_det_train`.
     architecture
         A name of `cake_shared.target.TARGETS`.
+    portable
+        Of portable programs alone, for comparing them with the native ones that serve the architecture.
 
     Raises
     ------
@@ -184,7 +187,7 @@ def build_module(package: str, architecture: str) -> Path:
     BuildError
         Nothing to compile, no compiler, or the compiler refused; the message has its last lines.
     """
-    return _module_entry(package, target_named(architecture))
+    return _module_entry(package, target_named(architecture), portable)
 
 
 def build_module_into(package: str, architecture: str, directory: Path) -> Path:
@@ -214,19 +217,19 @@ def core_seconds(entry: Path) -> float:
     return float(store.manifest_of(entry)["core_seconds"])
 
 
-def load(package: str, architecture: str) -> tvm_ffi.Module:
+def load(package: str, architecture: str, *, portable: bool = False) -> tvm_ffi.Module:
     """Return a package's module for an architecture, loaded once a process.
 
     The first of: the module inside the package's wheel, the cache, a compilation now. A process that finds it in the
-    first two starts no compiler. Errors are those of `build_module`.
+    first two starts no compiler. `portable` and errors are those of `build_module`.
     """
-    key = (package, architecture)
+    key = (package, architecture, portable)
     module = _loaded.get(key)
     if module is None:
         with _loading:
             module = _loaded.get(key)
             if module is None:
-                module = _loaded[key] = _load_library(build_module(package, architecture))
+                module = _loaded[key] = _load_library(build_module(package, architecture, portable=portable))
     return module
 
 

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cake_shared
@@ -17,6 +17,8 @@ from cake_shared.target import Target
 
 # Sums are contracted nowhere unless a kernel says so: bits belong to a version, not to a compiler's choice of fma.
 DEVICE_FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-lineinfo")
+# Of a host unit whose module holds portable programs alone, whatever its architecture has.
+PORTABLE_FLAGS = ("-DCAKE_PORTABLE_PROGRAMS",)
 OBJECT_FLAGS = ("-Xptxas", "-v", "-Xcompiler", "-fPIC,-fvisibility=hidden,-Wall")
 LINK_FLAGS = ("-shared", "-cudart", "static", "-Xlinker", "--no-undefined")
 EMULATOR_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-Wall", "-DCAKE_EMULATOR")
@@ -105,12 +107,15 @@ class SourceSet:
         Translation units, relative to the package's csrc.
     digest
         SHA-256 of everything that the artefact depends on except compiler and tvm-ffi: contents, flags, versions, goal.
+    defines
+        Flags beyond those of every module.
     """
 
     package: str
     goal: str
     units: tuple[str, ...]
     digest: str
+    defines: tuple[str, ...] = ()
 
 
 def source_set(package: str, goal: str, units: tuple[str, ...], flags: tuple[str, ...]) -> SourceSet:
@@ -147,6 +152,29 @@ def module_sources(package: str, target: Target) -> SourceSet:
     """Return what the package's module for the target is made of: bind.cu and the sources of its records."""
     units = ("bind.cu", *kernel_units(package, target))
     return source_set(package, target.name, units, DEVICE_FLAGS + OBJECT_FLAGS + LINK_FLAGS + target.gencode_flags)
+
+
+def portable_units(package: str) -> tuple[str, ...]:
+    """Return the sources of the package's portable programs, each once, in the order of the stages.
+
+    Raises
+    ------
+    BuildError
+        No architecture has a portable program for some stage; the message names it.
+    """
+    programs = programs_of(package)
+    found = {record.stage: record.sources for record in programs.records if record.kind == "portable"}
+    missing = [stage for stage in programs.stages if stage not in found]
+    if missing or not found:
+        raise BuildError(f"{package} has no portable program for {', '.join(missing) or 'anything'}")
+    return tuple(dict.fromkeys(source for stage in programs.stages for source in found[stage]))
+
+
+def portable_sources(package: str, target: Target) -> SourceSet:
+    """Return what a module of the package's portable programs for the target is made of; see `module_sources`."""
+    units = ("bind.cu", *portable_units(package))
+    flags = DEVICE_FLAGS + PORTABLE_FLAGS + OBJECT_FLAGS + LINK_FLAGS + target.gencode_flags
+    return replace(source_set(package, target.name, units, flags), defines=PORTABLE_FLAGS)
 
 
 def ptx_sources(package: str, target: Target) -> SourceSet:

@@ -45,6 +45,23 @@ def rule_through(package, backend):
     return rule
 
 
+def portable_backend(package):
+    """The package's portable programs on the current GPU, whatever native ones serve its architecture.
+
+    With `rule_through` they run as the rule. Their module is built at the first call.
+    """
+    from cake_shared import jit
+    from cake_shared.gdn.cuda.devices import error_word_of
+    from cake_shared.gdn.cuda.rule import RuleBackend
+    from cake_shared.target import target_of
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    module = jit.load(package, target_of(device).name, portable=True)
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    word = error_word_of(device)
+    return RuleBackend(module, word, multiprocessors, lambda: torch.cuda.current_stream(device).cuda_stream)
+
+
 def moved(case, device):
     """The case with all of its tensors on a device, strides kept."""
 

@@ -1,13 +1,144 @@
 """compute-sanitizer's four tools on a script's launches, side by side: what each said, and whether that was nothing."""
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# What a tool's output holds of one report: a pair of accesses, or a kind of fault, and where.
+_RACE = re.compile(r"Race reported between (\w+) access at .*? in (\S+)")
+_OTHER_ACCESS = re.compile(r"and (\w+) access at .*? in (\S+)")
+_KINDS = ("Invalid", "Uninitialized", "Barrier error", "Divergent", "Address", "Program hit", "Out-of-range", "Missing")
+_FAULT = re.compile(rf"={{9}} (?:Error: |Warning: )?({'|'.join(_KINDS)})(.*)")
+_PLACE = re.compile(r"={9} +at .*? in (\S+:\d+)")
+
+
+@dataclass(frozen=True)
+class ToolRun:
+    """One tool on one command, in a process of its own; its output goes to `log`."""
+
+    name: tuple[str, ...]
+    tool: str
+    command: tuple[str, ...]
+    log: Path
+
+
+@dataclass(frozen=True)
+class ToolSaid:
+    """What came of a `ToolRun`: its summary, whether that was nothing, its reports by place, and its seconds."""
+
+    summary: str
+    nothing: bool
+    reports: dict[str, int]
+    seconds: float
+
+
+def reports_of(output: str) -> dict[str, int]:
+    """How often a tool reported what: by both accesses of a race, or by fault and place; the most frequent first."""
+    found: Counter = Counter()
+    race = fault = None
+    for line in output.splitlines():
+        if begun := _RACE.search(line):
+            race = f"{begun[1]} at {begun[2]}"
+        elif race and (other := _OTHER_ACCESS.search(line)):
+            found[f"race: {race}, {other[1]} at {other[2]}"] += 1
+        elif begun := _FAULT.match(line):
+            fault, race = (begun[1] + begun[2]).strip(), None
+        elif fault and (place := _PLACE.match(line)):
+            found[f"{fault} at {place[1]}"] += 1
+            fault = None
+    return dict(found.most_common())
+
+
+def summary_of(output: str, status: int) -> tuple[str, bool]:
+    """The last summary line, and whether the tool found nothing."""
+    lines = [line for line in re.findall(r"SUMMARY: (.*)", output) if "not printed" not in line]
+    said = lines[-1].strip() if lines else f"no summary, exit status {status}"
+    return said, status == 0 and bool(lines) and found_nothing(said)
+
+
+def run_side_by_side(
+    runs: list[ToolRun],
+    on_said: Callable[[ToolRun, ToolSaid], None],
+    *,
+    workers: int,
+    seconds: float,
+    each: float,
+    sanitizer: str = "compute-sanitizer",
+    extra: tuple[str, ...] = (),
+) -> None:
+    """Run tools, `workers` at a time, in the order given, and tell `on_said` of each as it ends.
+
+    Every tensor has an allocation of its own there, so that a tool sees where one ends and which was written.
+
+    Parameters
+    ----------
+    runs
+        What to run.
+    on_said
+        Called once for each of them, those included that did not begin in time.
+    workers
+        How many run at a time.
+    seconds, each
+        What all of them and what one of them may take; those that still run then are stopped.
+    sanitizer, extra
+        The tool's program, and words for it beyond `--tool`.
+    """
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    begin = time.monotonic()
+    waiting, running = list(runs), []
+
+    def finish(run: ToolRun, process: subprocess.Popen, started: float):
+        late = process.poll() is None
+        if late:
+            with contextlib.suppress(ProcessLookupError):  # its children too: the tool starts the program as one
+                os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        took = time.monotonic() - started
+        output = run.log.read_text(errors="replace")
+        summary, nothing = summary_of(output, status)
+        if late:
+            summary, nothing = f"not run to its end within {took:.0f} s", False
+        on_said(run, ToolSaid(summary, nothing, reports_of(output), round(took, 1)))
+
+    try:
+        while waiting or running:
+            now = time.monotonic()
+            while waiting and len(running) < workers and now - begin < seconds:
+                run = waiting.pop(0)
+                words = [sanitizer, "--tool", run.tool, *extra, *run.command]
+                with run.log.open("w") as log:
+                    process = subprocess.Popen(
+                        words, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+                    )
+                running.append((run, process, now))
+            over = [
+                (run, process, started)
+                for run, process, started in running
+                if process.poll() is not None or now - started > each or now - begin > seconds
+            ]
+            for entry in over:
+                running.remove(entry)
+                finish(*entry)
+            if now - begin > seconds:
+                for run in waiting:
+                    on_said(run, ToolSaid(f"not begun within {seconds:.0f} s", False, {}, 0.0))
+                waiting = []
+            if not over:
+                time.sleep(0.05)
+    finally:
+        for _, process, _ in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def sanitize(script: Path, seconds: float = 150.0) -> tuple[dict[str, str], bool]:

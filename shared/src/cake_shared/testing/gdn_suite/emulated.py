@@ -146,14 +146,14 @@ def test_waves_move_no_bit(gdn, emulated, architecture, monkeypatch):
             assert len(ran) == (waves if native else 1)
 
 
-@pytest.mark.parametrize("gate", ["Gqwen", "Gmild"])
+@pytest.mark.parametrize(("gate", "limit_dv"), [("Gqwen", 2e-3), ("Gmild", 2.6e-3)])
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
-def test_gradients_keep_what_bf16_operands_lose(gdn, emulated, architecture, gate):
-    """Initial states' keep FP32's digits of their largest part; dv is rounded where it is stored and not before."""
+def test_gradients_keep_what_bf16_operands_lose(gdn, emulated, architecture, gate, limit_dv):
+    """Initial states' keep FP32's digits of their largest part; dv is rounded where it is stored, and little before."""
     case = _with_states(base(130, 1, 2, gate=gate), 1)
     results = _run_in(emulated, architecture, case, ORDERS[1])
     expected = run(gdn.rule, widened(case))
-    for name, limit in (("d_initial_state", 8e-4), ("dv", 2.6e-3)):
+    for name, limit in (("d_initial_state", 8e-4), ("dv", limit_dv)):
         error = float((results[name].double() - expected[name]).norm() / expected[name].norm())
         assert error <= limit, f"{name}: {error:.2e}"
 

@@ -58,6 +58,19 @@ __device__ __forceinline__ void keep_lost(TokenAcc& acc, const TokenOperand& rou
   }
 }
 
+// The same as an operand, of a state.
+__device__ __forceinline__ void pack_lost(StateOperand& a, const StateAcc& acc, const StateOperand& rounded) {
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t pair = rounded[j >> 1][2 * (j & 1) + half];
+      a[j >> 1][2 * (j & 1) + half] = ptx::pack_bf16(__fsub_rn(acc[j][2 * half], ptx::low_bf16(pair)),
+                                                     __fsub_rn(acc[j][2 * half + 1], ptx::high_bf16(pair)));
+    }
+  }
+}
+
 // What scale_operand_tokens lost of `a`, as an operand; `scaled` is what it made.
 __device__ __forceinline__ void lost_operand_tokens(TokenOperand& a, const TokenOperand& scaled, const float* per_token, float factor,
                                                     int c) {
@@ -108,6 +121,7 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
     load_state(state, p.segment_exits + slot_offset(segment, p.heads, p.slots_per_row, head, 1), 1, kHeadDim, first_column, lane);
   }
 
+  const bool has_final = p.grad_final.data && segment.last();
   const int first_chunk = segment.first_chunk;
   auto load = [&](int chunk) {
     if (chunk >= first_chunk) {
@@ -134,6 +148,12 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
       if constexpr (kUse == Reverse::kGradients) {
         store_state_tile(p.exit_gradients + record * kStateTileBytes, packed_state, smem.staging[warp], first_column, offsets,
                          lane);
+      }
+      // The gradient of a final state comes in FP32 and may be all that a sequence's last tokens have: its low words, too.
+      if (has_final && chunk == last_chunk) {
+        StateOperand low;
+        pack_lost(low, state, packed_state);
+        add_state_times_rows(acc, low, k_tile, offsets);
       }
       add_state_times_rows(acc, packed_state, k_tile, offsets);
     }

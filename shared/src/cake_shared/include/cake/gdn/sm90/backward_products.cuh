@@ -101,13 +101,22 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[kCount], const float 
   for (int i = 0; i < kCount; ++i) a[i] = ptx::pack_bf16(acc[2 * i], acc[2 * i + 1]);
 }
 
-// d[v][t] = sum_k state[v][k] rows[t][k]
-__device__ __forceinline__ void state_times_rows(Fragment& d, const uint32_t (&state)[32], uint32_t rows) {
+// What accumulators lost where they were rounded to an operand, as an operand.
+template <int kCount>
+__device__ __forceinline__ void pack_lost(uint32_t (&a)[kCount], const float (&acc)[2 * kCount], const uint32_t (&rounded)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    a[i] = ptx::pack_bf16(__fsub_rn(acc[2 * i], ptx::low_bf16(rounded[i])), __fsub_rn(acc[2 * i + 1], ptx::high_bf16(rounded[i])));
+  }
+}
+
+// d[v][t] = sum_k state[v][k] rows[t][k], or what is added to d.
+__device__ __forceinline__ void state_times_rows(Fragment& d, const uint32_t (&state)[32], uint32_t rows, bool add = false) {
   const uint64_t right = ptx::wgmma_descriptor(rows);
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
     ptx::wgmma_bf16<ptx::Major::kK>(d, state[4 * s], state[4 * s + 1], state[4 * s + 2], state[4 * s + 3],
-                                    right + along_columns(s), s > 0);
+                                    right + along_columns(s), s > 0 || add);
   }
 }
 

@@ -166,6 +166,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
                lane);
   }
 
+  const bool has_final = p.grad_final.data && work.segment.last() && !work.forgets;
   const bool wants_initial = p.grad_initial.data && work.segment.first();
   Turn<Smem::kStages> turn;
 #pragma unroll 1
@@ -177,14 +178,28 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     uint32_t packed[32];
     pack_operand(packed, state);
     ptx::mbarrier_wait(&smem.barriers.full[turn.stage], turn.parity);
+
+    Fragment y, z;  // dS1 K^T, dO^T P
+    // The gradient of a final state comes in FP32 and may be all that a sequence's last tokens have: its low words, too.
+    const bool ends = has_final && chunk == work.segment.first_chunk + work.segment.chunks - 1;
+    if (ends) {
+      uint32_t low[32];
+      pack_lost(low, state, packed);
+      ptx::wgmma_keep(low);
+      ptx::wgmma_keep(y);
+      ptx::wgmma_fence();
+      state_times_rows(y, low, k_tile);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(y);
+    }
     // Where ptxas sees the one-warpgroup form, it would wait for the products in flight before it let the state be scaled.
     if constexpr (kGroups == 1) scale_state(state, scalars[kGamma][kChunk - 1]);
 
-    Fragment y, z;  // dS1 K^T, dO^T P
     ptx::wgmma_keep(packed);
     ptx::wgmma_keep(y);
     ptx::wgmma_fence();
-    state_times_rows(y, packed, k_tile);
+    state_times_rows(y, packed, k_tile, ends);
     ptx::wgmma_commit();
     {
       using ptx::Major;

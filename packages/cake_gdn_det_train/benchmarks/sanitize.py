@@ -41,10 +41,13 @@ WIDE, NARROW = 1, 1000  # multiprocessors that the plan counts with: chains of 8
 # not follow.
 WORDS = ("--print-limit", "1000", "--show-backtrace", "device", "--num-cuda-barriers", "128")
 NOTE = (
-    "racecheck and initcheck do not follow all that native programs do: which of mbarriers, bulk copies and wgmma they "
-    "follow depends on their version. What they report of native programs is listed by the places that it names. The "
-    "other evidence is the emulator's detectors, which follow all of these and the proxy fences: they find no race and "
-    "no uninitialised read in these programs under any order tried."
+    "Of native programs racecheck reports pairs of accesses: behind one of them stand __syncwarp and the arrival of "
+    "one lane at an mbarrier, before the other a wait for it. The tool seems to follow the arriving lane's accesses "
+    "alone: of 64 sums that lanes write once and another warp reads once it reports 56. The pairs are listed by the "
+    "places that they name. The other evidence is the emulator's: its detector follows mbarriers, bulk copies, wgmma "
+    "and proxy fences from warp to warp, and finds no race in these programs under any order tried; it takes the "
+    "lanes of a warp as ordered. initcheck sees the stores of bulk copies from version 2025.4 of compute-sanitizer "
+    "on."
 )
 
 
@@ -73,12 +76,13 @@ def _segments() -> GdnCase:
     return case.with_(initial_state=h0, d_state=ds)
 
 
+# racecheck takes longer for a segmented sequence than for all else together: of segments it has one width alone.
 PARTS = {
-    "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE),
-    "the same, narrow chains": (_pack, NARROW),
-    "every option, H/HV 2/6": (_options, NARROW),
-    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE),
-    "segments: the same, narrow chains": (_segments, NARROW),
+    "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE, TOOLS),
+    "the same, narrow chains": (_pack, NARROW, TOOLS),
+    "every option, H/HV 2/6": (_options, NARROW, TOOLS),
+    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE, TOOLS),
+    "segments: the same, narrow chains": (_segments, NARROW, ("memcheck", "initcheck", "synccheck")),
 }
 
 
@@ -95,7 +99,7 @@ def program_sets(architecture: str) -> dict[str, list[str]]:
 def launch(programs: str, part: str):
     """Forward and backward of one part."""
     begin = time.monotonic()
-    make, multiprocessors = PARTS[part]
+    make, multiprocessors, _ = PARTS[part]
     if programs == "portable":
         backend = portable_backend(PACKAGE)
         rule = rule_through(PACKAGE, backend)
@@ -111,13 +115,13 @@ def launch(programs: str, part: str):
 
 
 def must_find_nothing(programs: str, tool: str) -> bool:
-    """Whether a report is a fault: of native programs racecheck and initcheck report what they do not follow."""
-    return programs == "portable" or tool in ("memcheck", "synccheck")
+    """Whether a report is a fault: of native programs racecheck reports what it does not follow, see NOTE."""
+    return programs == "portable" or tool != "racecheck"
 
 
 def in_order(sets: list[str], tools: list[str]) -> list[tuple[str, str, str]]:
     """Set, tool and part of every process: the long ones first, then what must find nothing."""
-    runs = [(programs, tool, part) for programs in sets for tool in tools for part in PARTS]
+    runs = [(programs, tool, part) for programs in sets for tool in tools for part in PARTS if tool in PARTS[part][2]]
     return sorted(runs, key=lambda x: (x[1] != "racecheck" or "segments" not in x[2], not must_find_nothing(*x[:2])))
 
 

@@ -168,7 +168,7 @@ class PreparedCall:
         others = (
             g, beta, _contiguous(initial_state), a_log, dt_bias, self._offsets(cu_seqlens), out, final,
             None if tape is None else tape[TAPE_HEAD:], groundwork, self._workspace(plan), backend.error_tensor,
-            self._flags, self._scale, plan.warps, backend.stream(),
+            self._flags, self._scale, plan.warps, backend.stream(), backend.multiprocessors,
         )  # fmt: skip
         misaligned = backend.run_forward(q, k, v, *others)
         if misaligned:

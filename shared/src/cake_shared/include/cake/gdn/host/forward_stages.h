@@ -1,6 +1,8 @@
 // Launches of the stages of the forward: portable programs, or native ones where the architecture has them. Host side.
 #pragma once
 
+#include <algorithm>
+
 #include "cake/gdn/host/rule_call.h"
 
 #if CAKE_HAS_SM90
@@ -88,7 +90,12 @@ inline void launch_wy(const RuleCall& call) {
                    call.sums,  call.inverse,       call.attention, call.scalars, call.scale};
   const int64_t ctas = call.pack.chunks * call.heads.key_heads;
 #if CAKE_HAS_SM90
-  if (call.native()) return launch_stage(CAKE_KERNEL_REF(wy_sm90), ctas, kWyThreads, kNativeWySmemBytes, call.stream, p);
+  if (call.native()) {
+    if (call.pack.tokens == 0) return;
+    return launch_stage(CAKE_KERNEL_REF(wy_sm90), std::min(ctas, kNativeWyCtasPerMultiprocessor * call.multiprocessors), kWyThreads,
+                        kNativeWySmemBytes, call.stream,
+                        MappedWyParams{p, map_rows("k", p.k, call.pack, call.heads.key_heads)});
+  }
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(wy_any), ctas, kWyThreads, kWySmemBytes, call.stream, p);

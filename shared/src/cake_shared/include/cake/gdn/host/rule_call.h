@@ -27,6 +27,7 @@ struct RuleCall {
   int64_t options;
   float scale;
   int slots_per_row;
+  int64_t multiprocessors;  // moves no bit
   int64_t misaligned;  // bits of RowsOf
   TokenRows q, k;  // as given; after the prologue as the rule sees them
   GateOption gate;  // without A_log and dt_bias unless the call makes its gates
@@ -51,8 +52,11 @@ struct RuleCall {
 
 inline RuleCall check_rule(const TensorView& q, const TensorView& k, const TensorView& g, const TensorView& beta,
                            const OptionalTensor& a_log, const OptionalTensor& dt_bias, const OptionalTensor& cu_seqlens,
-                           const TensorView& error_word, int64_t options, double scale, int64_t stream) {
+                           const TensorView& error_word, int64_t options, double scale, int64_t stream,
+                           int64_t multiprocessors) {
+  if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected at least 1, got " << multiprocessors;
   RuleCall call{};
+  call.multiprocessors = multiprocessors;
   call.device = g.device();
   call.stream = stream;
   host::detail::check_shape("g", g, {host::kAny, host::kAny, host::kAny});

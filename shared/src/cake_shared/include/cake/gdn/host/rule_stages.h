@@ -55,8 +55,8 @@ inline int64_t rule_forward(TensorView q, TensorView k, TensorView v, TensorView
                             OptionalTensor a_log, OptionalTensor dt_bias, OptionalTensor cu_seqlens, TensorView o,
                             OptionalTensor final_state, OptionalTensor entries, TensorView groundwork,
                             OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale,
-                            int64_t warps, int64_t stream) {
-  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
+                            int64_t warps, int64_t stream, int64_t multiprocessors) {
+  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream, multiprocessors);
   const bool v_first = call.has(kStateVFirst);
   const TokenRows values = check_rows("v", v, call.pack, call.pack.heads, call.device, kRowsOfV, call.misaligned);
   const TokenRows out = check_rows_out("o", o, call.pack, call.pack.heads, call.device);
@@ -99,8 +99,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
                              OptionalTensor workspace_bytes, TensorView error_word, int64_t options, double scale, int64_t warps,
                              int64_t stream, int64_t multiprocessors, int64_t wave_key_heads, int64_t wave_halves,
                              int64_t wave_warps) {
-  if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected at least 1, got " << multiprocessors;
-  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream);
+  RuleCall call = check_rule(q, k, g, beta, a_log, dt_bias, cu_seqlens, error_word, options, scale, stream, multiprocessors);
   const Pack& pack = call.pack;
   if (wave_key_heads < 1 || wave_key_heads > call.heads.key_heads || (!call.native() && wave_key_heads != call.heads.key_heads)) {
     TVM_FFI_THROW(ValueError) << "wave_key_heads: expected " << (call.native() ? "1 to " : "all ") << call.heads.key_heads << ", got "

@@ -20,11 +20,17 @@ struct alignas(16) DiagonalBlocks {
   float padding[4];
 };
 
-// Blocks below the diagonal hold A, diagonal blocks the inverses of those of I + A.
+// Blocks below the diagonal hold A, diagonal blocks the inverses of those of I + A. The second words of the upper 32 rows lie
+// where the first ones of blocks above the diagonal would be, those of the lower 32 rows behind the tile.
 struct BlockInverseSmem {
   alignas(1024) char high[kSquareTileBytes];
-  char low[kSquareTileBytes];
+  char low[kSquareTileBytes / 2];
 };
+
+// Where the second words of a block are whose first words are there; a tile starts at a multiple of 1024 bytes.
+__device__ __forceinline__ uint32_t second_words(uint32_t first_words, int row_block) {
+  return row_block < 2 ? first_words ^ 64 : first_words + kSquareTileBytes / 2;
+}
 
 // A 16 x 16 block as mma.sync's left operand in two words.
 struct SplitBlock {
@@ -43,21 +49,19 @@ struct SplitBlock {
 
   __device__ __forceinline__ void store(BlockInverseSmem& smem, const tile::LaneOffsets& lane, int row_block,
                                         int column_block) const {
-    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.high), lane.row_major, 16 * row_block,
-                                                    2 * column_block),
-                     high[0], high[1], high[2], high[3]);
-    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(smem.low), lane.row_major, 16 * row_block,
-                                                    2 * column_block),
-                     low[0], low[1], low[2], low[3]);
+    const uint32_t to =
+        tile::fragment_address<kChunk>(ptx::shared_address(smem.high), lane.row_major, 16 * row_block, 2 * column_block);
+    ptx::stmatrix_x4(to, high[0], high[1], high[2], high[3]);
+    ptx::stmatrix_x4(second_words(to, row_block), low[0], low[1], low[2], low[3]);
   }
 };
 
-// Inverts the diagonal blocks of `warp` of two matrices, which this warp wrote, and puts them where the products of A leave
-// room: a half warp a matrix, a lane a column.
+// Inverts the diagonal blocks of a row of blocks of two matrices, which this warp wrote, and puts them where the products of A
+// leave room: a half warp a matrix, a lane a column.
 __device__ __forceinline__ void invert_diagonals(BlockInverseSmem (&smem)[2], const DiagonalBlocks (&blocks)[2], int matrices,
-                                                 int warp, int lane) {
+                                                 int row_block, int lane) {
   const int column = lane & 15, matrix = lane >> 4;
-  const float* block = blocks[matrix < matrices ? matrix : 0].of[warp];
+  const float* block = blocks[matrix < matrices ? matrix : 0].of[row_block];
   float x[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.f : 0.f;
@@ -74,12 +78,18 @@ __device__ __forceinline__ void invert_diagonals(BlockInverseSmem (&smem)[2], co
     }
   }
   if (matrix >= matrices) return;
+  const uint32_t unit = 2 * row_block + (column >> 3), word = 2 * (column & 7);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const __nv_bfloat16 high = __float2bfloat16_rn(x[i]);
-    const uint32_t at = tile::unit_offset<kChunk>(16 * warp + i, 2 * warp + (column >> 3)) + 2 * (column & 7);
-    *reinterpret_cast<__nv_bfloat16*>(smem[matrix].high + at) = high;
-    *reinterpret_cast<__nv_bfloat16*>(smem[matrix].low + at) = __float2bfloat16_rn(__fsub_rn(x[i], __bfloat162float(high)));
+  for (int i = 0; i < 16; i += 2) {
+    const uint32_t high = ptx::pack_bf16(x[i], x[i + 1]);
+    const uint32_t low = ptx::pack_bf16(__fsub_rn(x[i], ptx::low_bf16(high)), __fsub_rn(x[i + 1], ptx::high_bf16(high)));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t at = tile::unit_offset<kChunk>(16 * row_block + i + half, unit) + word;
+      *reinterpret_cast<uint16_t*>(smem[matrix].high + at) = static_cast<uint16_t>(half ? high >> 16 : high);
+      *reinterpret_cast<uint16_t*>(smem[matrix].high + second_words(at, row_block)) =
+          static_cast<uint16_t>(half ? low >> 16 : low);
+    }
   }
 }
 
@@ -93,8 +103,10 @@ struct SplitSum {
                                       int row_block,
                                       int column_block) {
     uint32_t high[4], low[4];
-    tile::load_b_trans<kChunk>(high, ptx::shared_address(smem.high), lane, 16 * row_block, 2 * column_block);
-    tile::load_b_trans<kChunk>(low, ptx::shared_address(smem.low), lane, 16 * row_block, 2 * column_block);
+    const uint32_t from =
+        tile::fragment_address<kChunk>(ptx::shared_address(smem.high), lane.row_major, 16 * row_block, 2 * column_block);
+    ptx::ldmatrix_x4_trans(high, from);
+    ptx::ldmatrix_x4_trans(low, second_words(from, row_block));
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       ptx::mma_bf16(first[n], a.high, high[2 * n], high[2 * n + 1]);
@@ -120,7 +132,7 @@ __device__ __forceinline__ float first_subdiagonal(const BlockInverseSmem& smem,
   if (i > 0) return -diagonal.of[block][20 * (i - 1) + i];
   const uint32_t at = tile::unit_offset<kChunk>(row, 2 * block - 1) + 14;  // as the products have it
   return -__fadd_rn(__bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(smem.high + at)),
-                    __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(smem.low + at)));
+                    __bfloat162float(*reinterpret_cast<const __nv_bfloat16*>(smem.high + second_words(at, block))));
 }
 
 // Adds `lost` to one half of a pair of BF16.
@@ -147,8 +159,10 @@ struct InverseRow {
         lost[half] = carried_loss(first_subdiagonal(smem, diagonal, row - 1), first_subdiagonal(smem, diagonal, row));
       }
     }
-    tile::load_a<kChunk>(t[kRow].high, ptx::shared_address(smem.high), offsets, 16 * kRow, 2 * kRow);
-    tile::load_a<kChunk>(t[kRow].low, ptx::shared_address(smem.low), offsets, 16 * kRow, 2 * kRow);
+    const uint32_t from =
+        tile::fragment_address<kChunk>(ptx::shared_address(smem.high), offsets.row_major, 16 * kRow, 2 * kRow);
+    ptx::ldmatrix_x4(t[kRow].high, from);
+    ptx::ldmatrix_x4(t[kRow].low, second_words(from, kRow));
 #pragma unroll
     for (int j = kRow - 1; j >= 0; --j) {
       SplitSum sum, block;

@@ -2,14 +2,18 @@
 //
 //   X = V - gamma (K S0)      V' = T (beta X)      S1 = gamma_C S0 + (e K)^T V'
 //
+// and, where there is an output,  O = scale gamma (Q S0) + P V'
+//
 // A warpgroup owns 64 value columns and keeps S^T (64 x 128) in registers as a wgmma accumulator; packed to BF16 it is the
-// left operand of K, R^T that of T and V'^T that of K again, so the chain never waits for shared memory. The outputs are
-// another warpgroup's work (output.cuh): S0 and V' go to it through shared tiles. One warp loads. Order of accumulation: keys
-// and tokens ascending in steps of 16, chunks ascending, the same instructions for every slice: how columns are spread over
-// CTAs changes nothing.
-// barriers  rings of K and Q; of V; of T and scalars: full by bytes, released by every warp that reads them. S0 and V'
-//           tiles: full by every warp of the chain, released by every warp of the output. All warps that compute share a
-//           named barrier after the rows that a last chunk does not have are zero
+// left operand of K and Q, R^T that of T and V'^T that of K again and of P: no state passes through shared memory. The
+// outputs' products are issued behind those that the chain waits for, and run while it makes its next operand. P is another
+// warpgroup's work, O is stored by warps of its own (output.cuh). One warp loads. Order of accumulation: keys and tokens
+// ascending in steps of 16, chunks ascending, the same instructions for every slice: how columns are spread over CTAs
+// changes nothing.
+// barriers  rings of K and Q; of V; of T and scalars: full by bytes, released by every warp that reads them. Of P: full by
+//           every warp that makes it, released by every warp of the chain. Of O, one a slice: full by the slice's warps,
+//           released by the one that stores. All warps that compute share a named barrier after the rows that a last chunk
+//           does not have are zero
 #pragma once
 
 #include <type_traits>
@@ -23,7 +27,15 @@
 
 namespace cake::gdn {
 
-inline constexpr int kKeyStages = 3, kValueStages = 2, kSquareStages = 2;
+inline constexpr int kInputStages = 3;  // of K and Q, of V, of T and scalars, which advance together
+inline constexpr int kOutputStages = 2;  // of P, of O
+
+using InputPlace = pipe::RingPlace<kInputStages>;
+
+// Where P and O of a chunk are.
+__device__ __forceinline__ pipe::RingPlace<kOutputStages> output_place(int chunk) {
+  return {chunk & 1, static_cast<uint32_t>(chunk) >> 1 & 1};
+}
 
 struct KeyStage {
   alignas(1024) char k[kTokenTileBytes];
@@ -35,12 +47,10 @@ struct SquareStage {
   ChunkScalars scalars;
 };
 
-// What the chain hands to the output: S0 as [value][key] in two blocks of 64 keys, V' as [value][token].
 template <int kSlices>
-struct ExportTiles {
-  alignas(1024) char state[2 * kSlices * kSquareTileBytes];
-  char writes[kSlices * kSquareTileBytes];
-  char out[kSlices][kSquareTileBytes];  // O as [token][value]
+struct OutputTiles {
+  alignas(1024) char attention[kOutputStages][kSquareTileBytes];  // P
+  char out[kSlices][kOutputStages][kSquareTileBytes];             // O as [token][value]
 };
 struct NoTiles {};
 
@@ -48,21 +58,22 @@ template <int kSlices, bool kOutput>
 struct NativeChainSmem {
   static constexpr int kWarps = 4 * (kSlices + (kOutput ? 1 : 0));  // that compute
 
-  KeyStage keys[kKeyStages];
-  SquareStage squares[kSquareStages];
-  alignas(1024) char values[kValueStages][kSlices][kSquareTileBytes];
-  alignas(1024) std::conditional_t<kOutput, ExportTiles<kSlices>, NoTiles> exports;
-  alignas(128) pipe::Ring<kKeyStages> key_ring;
-  pipe::Ring<kValueStages> value_ring;
-  pipe::Ring<kSquareStages> square_ring;
-  pipe::Ring<1> state_ring, write_ring;
+  KeyStage keys[kInputStages];
+  SquareStage squares[kInputStages];
+  alignas(1024) char values[kInputStages][kSlices][kSquareTileBytes];
+  alignas(1024) std::conditional_t<kOutput, OutputTiles<kSlices>, NoTiles> outputs;
+  alignas(128) pipe::Ring<kInputStages> key_ring;
+  pipe::Ring<kInputStages> value_ring;
+  pipe::Ring<kInputStages> square_ring;
+  pipe::Ring<kOutputStages> attention_ring;
+  pipe::Ring<kOutputStages> out_rings[kSlices];
 
   __device__ __forceinline__ void init_rings() {
     key_ring.init(1, kWarps);
     value_ring.init(1, 4 * kSlices);
     square_ring.init(1, kWarps);
-    state_ring.init(4 * kSlices, 4);
-    write_ring.init(4 * kSlices, 4);
+    attention_ring.init(4, 4 * kSlices);
+    for (int slice = 0; slice < kSlices; ++slice) out_rings[slice].init(4, 1);
     ptx::mbarrier_init_fence();
   }
 };
@@ -102,46 +113,38 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
                                            const ChainWork& work, bool values) {
   const Heads& heads = p.chain.heads;
   const int key_head = work.head / heads.group;
-  pipe::RingPlace<kKeyStages> key_place;
-  pipe::RingPlace<kValueStages> value_place;
-  pipe::RingPlace<kSquareStages> square_place;
+  InputPlace place;
 #pragma unroll 1
   for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
     const TokenPlace at = work.at(chunk, heads);
     const int64_t record = work.record(chunk, heads);
-    KeyStage& keys = smem.keys[key_place.stage];
-    uint64_t* full = smem.key_ring.full(key_place);
-    smem.key_ring.wait_empty(key_place);
-    smem.key_ring.expect(key_place, kOutput ? 2 * kTokenTileBytes : kTokenTileBytes);
+    KeyStage& keys = smem.keys[place.stage];
+    uint64_t* full = smem.key_ring.full(place);
+    smem.key_ring.wait_empty(place);
+    smem.key_ring.expect(place, kOutput ? 2 * kTokenTileBytes : kTokenTileBytes);
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-      ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, {64 * block, key_head, at.token, at.row}, full);
-    }
-    if constexpr (kOutput) {
-#pragma unroll
-      for (int block = 0; block < 2; ++block) {
-        ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, {64 * block, key_head, at.token, at.row}, full);
-      }
+      const int32_t from[4] = {64 * block, key_head, at.token, at.row};
+      ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, from, full);
+      if constexpr (kOutput) ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, from, full);
     }
     if (values) {
-      smem.value_ring.wait_empty(value_place);
-      smem.value_ring.expect(value_place, kSlices * kSquareTileBytes);
+      smem.value_ring.wait_empty(place);
+      smem.value_ring.expect(place, kSlices * kSquareTileBytes);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         const int column = 64 * (work.first_slice + slice);
-        ptx::tensor_load(smem.values[value_place.stage][slice], &p.v, {column, work.head, at.token, at.row},
-                         smem.value_ring.full(value_place));
+        ptx::tensor_load(smem.values[place.stage][slice], &p.v, {column, work.head, at.token, at.row},
+                         smem.value_ring.full(place));
       }
     }
-    SquareStage& squares = smem.squares[square_place.stage];
-    full = smem.square_ring.full(square_place);
-    smem.square_ring.wait_empty(square_place);
-    smem.square_ring.expect(square_place, kSquareTileBytes + sizeof(ChunkScalars));
+    SquareStage& squares = smem.squares[place.stage];
+    full = smem.square_ring.full(place);
+    smem.square_ring.wait_empty(place);
+    smem.square_ring.expect(place, kSquareTileBytes + sizeof(ChunkScalars));
     ptx::bulk_load(squares.scalars, p.chain.scalars + record * kScalarFloats, sizeof(ChunkScalars), full);
     ptx::bulk_load(squares.inverse, p.chain.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
-    key_place.advance();
-    value_place.advance();
-    square_place.advance();
+    place.advance();
   }
 }
 
@@ -149,49 +152,57 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
 // all warps that compute, of which this is thread `thread`.
 template <int kSlices, bool kOutput>
 __device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, kOutput>& smem,
-                                                  const pipe::RingPlace<kKeyStages>& key_place,
-                                                  const pipe::RingPlace<kValueStages>& value_place, int tokens, int thread) {
+                                                  const InputPlace& place, int tokens, int thread) {
   constexpr int kThreads = 32 * NativeChainSmem<kSlices, kOutput>::kWarps;
-  smem.key_ring.wait_full(key_place);
-  smem.value_ring.wait_full(value_place);
+  smem.key_ring.wait_full(place);
+  smem.value_ring.wait_full(place);
   auto zero = [&](char* block) {
     for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) {
       reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
     }
   };
 #pragma unroll
-  for (int block = 0; block < (kOutput ? 4 : 2); ++block) zero(smem.keys[key_place.stage].k + block * kSquareTileBytes);
+  for (int block = 0; block < (kOutput ? 4 : 2); ++block) zero(smem.keys[place.stage].k + block * kSquareTileBytes);
 #pragma unroll
-  for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[value_place.stage][slice]);
+  for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[place.stage][slice]);
   ptx::fence_async_shared();
   named_barrier(1, kThreads);
 }
 
-template <int kSlices, bool kOutput>
-struct ChainWarpgroup {
-  NativeChainSmem<kSlices, kOutput>& smem;
+// A slice's chain with its outputs.
+template <int kSlices>
+struct OutputChain {
+  NativeChainSmem<kSlices, true>& smem;
   const ChainWork& work;
   const tile::LaneOffsets offsets;
-  bool values;
   int slice, warp, lane;
+  float scale;
+
+  // Hands this warp's 16 columns of O to the warp that stores, which also orders them before its copy: a fence here would hold
+  // the chain.
+  __device__ __forceinline__ void hand_out(const uint32_t (&packed)[16], int chunk) const {
+    const pipe::RingPlace<kOutputStages> at = output_place(chunk);
+    smem.out_rings[slice].wait_empty(at);
+    store_value_columns(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed, offsets, warp);
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(smem.out_rings[slice].full(at));
+  }
 
   __device__ __forceinline__ void run(float (&state)[64]) const {
     const int c = lane & 3;
-    float y[32];
-    uint32_t packed_state[32], operand[16];
-    pipe::RingPlace<kKeyStages> key_place;
-    pipe::RingPlace<kValueStages> value_place;
-    pipe::RingPlace<kSquareStages> square_place;
-    pipe::RingPlace<1> export_place;
+    float y[32], o[32];
+    uint32_t packed_state[32], operand[16], packed[16];
+    InputPlace place;
     pack_accumulator(packed_state, state);
 #pragma unroll 1
     for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
-      const uint32_t k_tile = ptx::shared_address(smem.keys[key_place.stage].k);
-      const uint64_t t_at = ptx::wgmma_descriptor(ptx::shared_address(smem.squares[square_place.stage].inverse));
-      const ChunkScalars& scalars = smem.squares[square_place.stage].scalars;
-      smem.key_ring.wait_full(key_place);
+      const uint32_t k_tile = ptx::shared_address(smem.keys[place.stage].k);
+      const uint64_t t_at = ptx::wgmma_descriptor(ptx::shared_address(smem.squares[place.stage].inverse));
+      const uint64_t q_at = ptx::wgmma_descriptor(k_tile + kTokenTileBytes);
+      const ChunkScalars& scalars = smem.squares[place.stage].scalars;
+      smem.key_ring.wait_full(place);
       if (work.tokens(chunk) < kChunk) {
-        zero_missing_rows(smem, key_place, value_place, work.last_tokens, 128 * slice + 32 * warp + lane);
+        zero_missing_rows(smem, place, work.last_tokens, 128 * slice + 32 * warp + lane);
       }
 
       ptx::wgmma_keep(packed_state);
@@ -199,19 +210,20 @@ struct ChainWarpgroup {
       ptx::wgmma_fence();
       multiply_state_rows<0, 8>(y, packed_state, ptx::wgmma_descriptor(k_tile));
       ptx::wgmma_commit();
-      if constexpr (kOutput) {
-        smem.state_ring.wait_empty(export_place);
-        store_state_rows<64 * kSlices>(ptx::shared_address(smem.exports.state), packed_state, offsets, 64 * slice + 16 * warp);
-        ptx::fence_async_shared();
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(smem.state_ring.full(export_place));
-      }
-      if (values) smem.value_ring.wait_full(value_place);
-      load_value_columns(operand, ptx::shared_address(smem.values[value_place.stage][slice]), offsets, warp);
-      smem.square_ring.wait_full(square_place);
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(o);
+      if (chunk > 0) pack_accumulator(packed, o);
+      ptx::wgmma_keep(packed);
+      ptx::wgmma_keep(o);
+      ptx::wgmma_fence();
+      multiply_state_rows<0, 4>(o, packed_state, q_at);
+      ptx::wgmma_commit();
+      if (chunk > 0) hand_out(packed, chunk - 1);
+      smem.value_ring.wait_full(place);
+      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), offsets, warp);
+      smem.square_ring.wait_full(place);
+      ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
-      ptx::wgmma_keep(packed_state);
 
       make_residuals(operand, y, scalars[kGamma], scalars[kBeta], c);
       ptx::wgmma_keep(operand);
@@ -219,13 +231,18 @@ struct ChainWarpgroup {
       ptx::wgmma_fence();
       multiply_square<false>(y, operand, t_at);
       ptx::wgmma_commit();
+      multiply_state_rows<4, 8>(o, packed_state, q_at);
+      ptx::wgmma_commit();
       __syncwarp();
-      if (values && lane == 0) smem.value_ring.release(value_place);
+      if (lane == 0) smem.value_ring.release(place);
       const float decay = scalars[kGamma][kChunk - 1];
+      ptx::wgmma_wait<3>();
+      ptx::wgmma_keep(state);
 #pragma unroll
       for (int n = 0; n < 64; ++n) state[n] = __fmul_rn(decay, state[n]);
       ptx::wgmma_keep(state);
-      ptx::wgmma_wait<0>();
+      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
+      ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(operand);
 
@@ -235,29 +252,35 @@ struct ChainWarpgroup {
       ptx::wgmma_fence();
       add_token_rows(state, operand, ptx::wgmma_descriptor(k_tile, kSquareTileBytes));
       ptx::wgmma_commit();
-      if constexpr (kOutput) {
-        uint32_t writes[16];
-        pack_accumulator(writes, y);
-        smem.write_ring.wait_empty(export_place);
-        store_token_rows_transposed<64 * kSlices>(ptx::shared_address(smem.exports.writes), writes, offsets,
-                                                  64 * slice + 16 * warp);
-        ptx::fence_async_shared();
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(smem.write_ring.full(export_place));
-      }
-      ptx::wgmma_wait<0>();
+      pack_accumulator(packed, y);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(o);
+      ptx::wgmma_keep(packed_state);
+      scale_by_token(o, scalars[kGamma], scale, c);
+      ptx::wgmma_keep(packed);
+      ptx::wgmma_keep(o);
+      ptx::wgmma_fence();
+      multiply_square<true>(o, packed,
+                            ptx::wgmma_descriptor(ptx::shared_address(smem.outputs.attention[output_place(chunk).stage])));
+      ptx::wgmma_commit();
+      __syncwarp();
+      if (lane == 0) smem.square_ring.release(place);
+      ptx::wgmma_wait<1>();
       ptx::wgmma_keep(state);
       ptx::wgmma_keep(operand);
       __syncwarp();
-      if (lane == 0) {
-        smem.key_ring.release(key_place);
-        smem.square_ring.release(square_place);
-      }
+      if (lane == 0) smem.key_ring.release(place);
       pack_accumulator(packed_state, state);
-      key_place.advance();
-      value_place.advance();
-      square_place.advance();
-      export_place.advance();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(o);
+      ptx::wgmma_keep(packed);
+      __syncwarp();
+      if (lane == 0) smem.attention_ring.release(output_place(chunk));
+      place.advance();
+    }
+    if (work.segment.chunks > 0) {
+      pack_accumulator(packed, o);
+      hand_out(packed, work.segment.chunks - 1);
     }
   }
 };

@@ -17,12 +17,13 @@ __device__ __forceinline__ void pack_accumulator(uint32_t (&to)[kCount], const f
   for (int i = 0; i < kCount; ++i) to[i] = ptx::pack_bf16(from[2 * i], from[2 * i + 1]);
 }
 
-// acc[v][t] (+)= sum_k state[v][k] rows[t][k], steps [kFrom, kTo) of the eight.
-template <int kFrom, int kTo>
-__device__ __forceinline__ void multiply_state_rows(float (&acc)[32], const uint32_t (&state)[32], uint64_t rows) {
+// acc[v][t] (+)= sum_k state[v][k] rows[t][k], steps [kFrom, kTo) of the eight, of which `state` has those from kFrom - kSkipped on.
+template <int kFrom, int kTo, int kSkipped = kFrom, int kCount>
+__device__ __forceinline__ void multiply_state_rows(float (&acc)[32], const uint32_t (&state)[kCount], uint64_t rows) {
 #pragma unroll
   for (int s = kFrom; s < kTo; ++s) {
-    ptx::wgmma_bf16<ptx::Major::kK>(acc, state[4 * s], state[4 * s + 1], state[4 * s + 2], state[4 * s + 3],
+    const int at = 4 * (s - kFrom + kSkipped);
+    ptx::wgmma_bf16<ptx::Major::kK>(acc, state[at], state[at + 1], state[at + 2], state[at + 3],
                                     rows + ptx::wgmma_advance((s >> 2) * kSquareTileBytes + (s & 3) * 32), s > 0);
   }
 }
@@ -39,6 +40,15 @@ __device__ __forceinline__ void multiply_square(float (&acc)[32], const uint32_t
 
 // state[v][k] += sum_t a[v][t] rows[t][k]; the descriptor knows the distance of the blocks of 64 columns.
 __device__ __forceinline__ void add_token_rows(float (&state)[64], const uint32_t (&a)[16], uint64_t rows) {
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    ptx::wgmma_bf16<ptx::Major::kMN>(state, a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3],
+                                     rows + ptx::wgmma_advance(2048 * s), true);
+  }
+}
+
+// The same for the 64 keys of one block.
+__device__ __forceinline__ void add_token_rows(float (&state)[32], const uint32_t (&a)[16], uint64_t rows) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
     ptx::wgmma_bf16<ptx::Major::kMN>(state, a[4 * s], a[4 * s + 1], a[4 * s + 2], a[4 * s + 3],
@@ -84,28 +94,27 @@ __device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const f
   }
 }
 
-// Puts a packed state's 16 rows into a tile of kRows value rows, blocks of 64 keys.
-template <int kRows>
-__device__ __forceinline__ void store_state_rows(uint32_t tile_to, const uint32_t (&state)[32],
-                                                 const tile::LaneOffsets& offsets, int row) {
+// acc[v][t] becomes (scale per_token[t]) acc[v][t].
+__device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* per_token, float scale, int c) {
 #pragma unroll
-  for (int s = 0; s < 8; ++s) {
-    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), state[4 * s], state[4 * s + 1],
-                     state[4 * s + 2],
-                     state[4 * s + 3]);
+  for (int j = 0; j < 8; ++j) {
+    const float2 by = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
+    const float x = __fmul_rn(scale, by.x), y = __fmul_rn(scale, by.y);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      acc[4 * j + 2 * half] = __fmul_rn(x, acc[4 * j + 2 * half]);
+      acc[4 * j + 2 * half + 1] = __fmul_rn(y, acc[4 * j + 2 * half + 1]);
+    }
   }
 }
 
-// Puts 16 packed rows of 64 tokens into a tile of kRows value rows.
-template <int kRows>
-__device__ __forceinline__ void store_token_rows_transposed(uint32_t tile_to, const uint32_t (&rows)[16],
-                                                            const tile::LaneOffsets& offsets,
-                                                            int row) {
+// Puts a warp's 16 columns of a slice of O into its tile: load_value_columns backwards.
+__device__ __forceinline__ void store_value_columns(uint32_t o_tile, const uint32_t (&values)[16],
+                                                    const tile::LaneOffsets& offsets, int warp) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    ptx::stmatrix_x4(tile::fragment_address<kRows>(tile_to, offsets.row_major, row, 2 * s), rows[4 * s], rows[4 * s + 1],
-                     rows[4 * s + 2],
-                     rows[4 * s + 3]);
+    ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(o_tile, offsets.col_major, 16 * s, 2 * warp), values[4 * s],
+                           values[4 * s + 1], values[4 * s + 2], values[4 * s + 3]);
   }
 }
 

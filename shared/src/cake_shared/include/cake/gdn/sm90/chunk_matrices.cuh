@@ -54,16 +54,39 @@ __device__ __forceinline__ void multiply_rows_keys(float (&acc)[32], uint64_t ro
   ptx::wgmma_commit();
 }
 
-// The lane's view of its warp's rows: those of fragment elements 0, 1 and of 2, 3.
+// As multiply_rows_keys for a tile with itself, but a warp gets the rows of `row_block` and not those of its number. Waits.
+__device__ __forceinline__ void multiply_keys_keys(float (&acc)[32], uint32_t tile, int row_block,
+                                                   const tile::LaneOffsets& offsets) {
+  uint32_t rows[8][4];
+#pragma unroll
+  for (int s = 0; s < 8; ++s) tile::load_a<kChunk>(rows[s], tile, offsets, 16 * row_block, 2 * s);
+  auto& flat = reinterpret_cast<uint32_t(&)[32]>(rows);
+  const uint64_t keys = ptx::wgmma_descriptor(tile);
+  ptx::wgmma_keep(flat);
+  ptx::wgmma_keep(acc);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < 8; ++s) {
+    ptx::wgmma_bf16<ptx::Major::kK>(acc, rows[s][0], rows[s][1], rows[s][2], rows[s][3],
+                                    keys + ptx::wgmma_advance((s >> 2) * kSquareTileBytes + (s & 3) * 32), s > 0);
+  }
+  ptx::wgmma_commit();
+  ptx::wgmma_wait<0>();
+  ptx::wgmma_keep(acc);
+  ptx::wgmma_keep(flat);
+}
+
+// The lane's view of the 16 rows of its warp: those of fragment elements 0, 1 and of 2, 3.
 struct RowPair {
-  int warp, g, c;
+  int row_block, g, c;
   float b[2], beta[2];
 
-  __device__ __forceinline__ RowPair(const ChunkScalars& scalars, int warp, int lane) : warp(warp), g(lane >> 2), c(lane & 3) {
+  __device__ __forceinline__ RowPair(const ChunkScalars& scalars, int row_block, int lane)
+      : row_block(row_block), g(lane >> 2), c(lane & 3) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      b[half] = scalars[kLog2Decay][16 * warp + g + 8 * half];
-      beta[half] = scalars[kBeta][16 * warp + g + 8 * half];
+      b[half] = scalars[kLog2Decay][16 * row_block + g + 8 * half];
+      beta[half] = scalars[kBeta][16 * row_block + g + 8 * half];
     }
   }
 
@@ -115,28 +138,28 @@ __device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, Diago
       a[n][i] = __fmul_rn(__fmul_rn(rows.beta[i >> 1], decay[n][i]), kk[4 * n + i]);
       if (kDiagonal) {  // select, never multiply by zero
         const int row = rows.g + 8 * (i >> 1), column = 8 * n + 2 * rows.c + (i & 1);
-        diagonal.of[rows.warp][20 * column + row] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
+        diagonal.of[rows.row_block][20 * column + row] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
       }
     }
   }
   if (!kDiagonal) {
     SplitBlock split;
     split.set(a[0], a[1]);
-    split.store(smem, offsets, rows.warp, block);
+    split.store(smem, offsets, rows.row_block, block);
   }
 }
 
-// A of a warp's rows.
+// A of the 16 rows of `row_block`.
 __device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, DiagonalBlocks& diagonal,
                                                        const ChunkScalars& scalars,
-                                                       const float (&kk)[32], int warp,
+                                                       const float (&kk)[32], int row_block,
                                                        const tile::LaneOffsets& offsets, int lane) {
-  const RowPair rows(scalars, warp, lane);
+  const RowPair rows(scalars, row_block, lane);
 #pragma unroll
   for (int block = 0; block < 4; ++block) {
-    if (block < warp) {
+    if (block < row_block) {
       store_coefficients<false>(smem, diagonal, rows, scalars, kk + 8 * block, block, offsets);
-    } else if (block == warp) {
+    } else if (block == row_block) {
       store_coefficients<true>(smem, diagonal, rows, scalars, kk + 8 * block, block, offsets);
     }
   }

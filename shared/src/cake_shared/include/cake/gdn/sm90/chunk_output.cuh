@@ -9,9 +9,9 @@
 namespace cake::gdn {
 
 // Registers of a thread in each role; they sum to what the kernel starts with, 128 a thread of three or four warpgroups.
-inline constexpr int kChainRegisters = 168, kOutputRegisters = 144;
+inline constexpr int kChainRegisters = 208, kAttentionRegisters = 64;
 template <int kSlices>
-inline constexpr int kLoadRegisters = kSlices == 1 ? 72 : 24;
+inline constexpr int kCopyRegisters = kSlices == 1 ? 112 : 32;
 
 // The state that a segment starts from.
 __device__ __forceinline__ void load_entry_state(StateAcc& state, const ChainParams& chain, const SegmentPlace& segment, int head,
@@ -49,15 +49,15 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
   work.last_tokens = chain.tables.chunks[segment.first_chunk + segment.chunks - 1].tokens;
 
   if (group == kSlices + 1) {
-    lower_registers<kLoadRegisters<kSlices>>();
+    lower_registers<kCopyRegisters<kSlices>>();
     if (thread == 0) load_chain(smem, p, work, true);
+    if (warp > 0 && warp <= kSlices) store_outputs(smem, p, work, warp - 1, lane);
   } else if (group == kSlices) {
-    raise_registers<kOutputRegisters>();
-    const OutputWarpgroup<kSlices> output{smem, p, work, tile::LaneOffsets(lane), thread, warp, lane};
-    output.run();
+    lower_registers<kAttentionRegisters>();
+    make_attention(smem, work, chain.scale, tile::LaneOffsets(lane), thread, warp, lane);
   } else {
     raise_registers<kChainRegisters>();
-    const ChainWarpgroup<kSlices, true> consumer{smem, work, tile::LaneOffsets(lane), true, group, warp, lane};
+    const OutputChain<kSlices> consumer{smem, work, tile::LaneOffsets(lane), group, warp, lane, chain.scale};
     const int first_column = 64 * (work.first_slice + group) + 16 * warp;
     float state[64];
     auto& fragments = reinterpret_cast<StateAcc&>(state);

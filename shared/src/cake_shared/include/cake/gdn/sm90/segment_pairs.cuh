@@ -14,6 +14,9 @@
 
 namespace cake::gdn {
 
+// Registers of a thread in each role; they sum to what the kernel starts with, 168 a thread of two or three warpgroups.
+inline constexpr int kPairRegisters = 232, kPairLoadRegisters = 40;
+
 // How many of the last chunks forget any earlier state, by one warp; 0 if all of them together do not.
 __device__ __forceinline__ int forgetting_chunks(const float* scalars, const Heads& heads, const SegmentPlace& segment,
                                                  int head, int lane) {
@@ -35,6 +38,117 @@ __device__ __forceinline__ int forgetting_chunks(const float* scalars, const Hea
   }
   return 0;
 }
+
+// A slice's chain of at least one chunk without outputs, in which no chunk is short. The keys' halves of the state are
+// accumulators of their own: one is rounded, and K S0 of the next chunk begun with it, while the other is updated.
+template <int kSlices>
+struct PairChain {
+  NativeChainSmem<kSlices, false>& smem;
+  const ChainWork& work;
+  const tile::LaneOffsets offsets;
+  bool values;
+  int slice, warp, lane;
+
+  __device__ __forceinline__ uint64_t keys(const InputPlace& at) const {
+    return ptx::wgmma_descriptor(ptx::shared_address(smem.keys[at.stage].k));
+  }
+
+  __device__ __forceinline__ void run(float (&left)[32], float (&right)[32]) const {
+    const int c = lane & 3;
+    float y[32];
+    uint32_t packed_left[16], packed_right[16], operand[16];
+    InputPlace place;
+    pack_accumulator(packed_left, left);
+    pack_accumulator(packed_right, right);
+    smem.key_ring.wait_full(place);
+    ptx::wgmma_keep(packed_left);
+    ptx::wgmma_keep(packed_right);
+    ptx::wgmma_keep(y);
+    ptx::wgmma_fence();
+    multiply_state_rows<0, 4>(y, packed_left, keys(place));
+    ptx::wgmma_commit();
+    multiply_state_rows<4, 8, 0>(y, packed_right, keys(place));
+    ptx::wgmma_commit();
+#pragma unroll 1
+    for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
+      const uint64_t k_at = keys(place);
+      const SquareStage& square = smem.squares[place.stage];
+      const ChunkScalars& scalars = square.scalars;
+      smem.square_ring.wait_full(place);
+      if (values) smem.value_ring.wait_full(place);
+      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), offsets, warp);
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(y);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(packed_right);
+
+      make_residuals(operand, y, scalars[kGamma], scalars[kBeta], c);
+      ptx::wgmma_keep(operand);
+      ptx::wgmma_keep(y);
+      ptx::wgmma_fence();
+      multiply_square<false>(y, operand, ptx::wgmma_descriptor(ptx::shared_address(square.inverse)));
+      ptx::wgmma_commit();
+      __syncwarp();
+      if (values && lane == 0) smem.value_ring.release(place);
+      const float decay = scalars[kGamma][kChunk - 1];
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
+#pragma unroll
+      for (int n = 0; n < 32; ++n) {
+        left[n] = __fmul_rn(decay, left[n]);
+        right[n] = __fmul_rn(decay, right[n]);
+      }
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
+      // A wait is a branch, so that the products above stay above. Behind the last chunk come its own keys once more, for nothing: a
+      // way out of the loop would serialise the products.
+      InputPlace next = place;
+      if (chunk + 1 < work.segment.chunks) {
+        next.advance();
+        smem.key_ring.wait_full(next);
+      }
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(y);
+      ptx::wgmma_keep(operand);
+
+      pack_scaled_by_token(operand, y, scalars[kEnd], c);
+      ptx::wgmma_keep(operand);
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
+      ptx::wgmma_fence();
+      add_token_rows(left, operand, k_at);
+      ptx::wgmma_commit();
+      add_token_rows(right, operand, k_at + ptx::wgmma_advance(kSquareTileBytes));
+      ptx::wgmma_commit();
+      __syncwarp();
+      if (lane == 0) smem.square_ring.release(place);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(left);
+      pack_accumulator(packed_left, left);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(y);
+      ptx::wgmma_fence();
+      multiply_state_rows<0, 4>(y, packed_left, keys(next));
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(right);
+      ptx::wgmma_keep(operand);
+      __syncwarp();
+      if (lane == 0) smem.key_ring.release(place);
+      pack_accumulator(packed_right, right);
+      ptx::wgmma_keep(packed_right);
+      ptx::wgmma_fence();
+      multiply_state_rows<4, 8, 0>(y, packed_right, keys(next));
+      ptx::wgmma_commit();
+      place = next;
+    }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(y);
+    ptx::wgmma_keep(left);
+    ptx::wgmma_keep(right);
+  }
+};
 
 template <int kSlices>
 __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
@@ -74,12 +188,14 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
   __syncthreads();
 
   if (group == kSlices) {
+    lower_registers<kPairLoadRegisters>();
     if (thread == 0) load_chain(smem, p, work, !factor);
     return;
   }
-  const ChainWarpgroup<kSlices, false> consumer{smem, work, tile::LaneOffsets(lane), !factor, group, warp, lane};
+  raise_registers<kPairRegisters>();
+  const PairChain<kSlices> consumer{smem, work, tile::LaneOffsets(lane), !factor, group, warp, lane};
   const int first_column = column + 64 * group + 16 * warp;
-  float state[64];
+  float state[2][32];
   auto& fragments = reinterpret_cast<StateAcc&>(state);
   clear(fragments);
   if (forgetting == 0) {
@@ -91,7 +207,7 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
                  first_column, lane);
     }
   }
-  consumer.run(state);
+  if (work.segment.chunks > 0) consumer.run(state[0], state[1]);
   float* to = factor ? chain.segment_factors + slot_offset(segment, chain.heads, chain.slots_per_row, head)
                      : chain.segment_entries + slot_offset(segment, chain.heads, chain.slots_per_row, head, 1);
   store_state(fragments, to, 1, kHeadDim, first_column, lane);

@@ -29,6 +29,7 @@ class Params(ctypes.Structure):
         *((name, i32) for name in ("sequences", "chunk_capacity", "segment_capacity")),
         *((name, pointer) for name in ("factors", "states", "scalars")),
         ("slots_per_row", i32),
+        ("items", i32),
     )
 
 
@@ -54,9 +55,11 @@ def kernels():
     return {stage: (Module.from_ptx(texts[x.program], ARCHITECTURE, "rule.ptx"), x) for stage, x in names.items()}
 
 
-@pytest.mark.parametrize(("segments", "forgetting"), [(3, 0.0), (3, 1.0), (70, 0.7), (130, 0.95)])
+@pytest.mark.parametrize(
+    ("segments", "forgetting", "ctas"), [(3, 0.0, None), (3, 0.0, 3), (3, 1.0, None), (70, 0.7, 2), (130, 0.95, None)]
+)
 @pytest.mark.parametrize("stage", ["segment_entries", "segment_exits"])
-def test_borders(kernels, stage, segments, forgetting):
+def test_borders(kernels, stage, segments, forgetting, ctas):
     module, record = kernels[stage]
     generator = torch.Generator().manual_seed(segments)
     tokens = segments * TOKENS - 100
@@ -72,10 +75,10 @@ def test_borders(kernels, stage, segments, forgetting):
     tensors["segments"] = offsets[2]
     params = Params(1, 1, 1, tokens, 0, 0, 0, *(x.data_ptr() for x in offsets), 1, len(scalars), segments)
     params.factors, params.states, params.scalars = factors.data_ptr(), states.data_ptr(), scalars.data_ptr()
-    params.slots_per_row = slots
+    params.slots_per_row, params.items = slots, -(-tokens // 8192) * 8
     module.launch_packed(
         record.program,
-        (-(-tokens // 8192) * 8, 1, 1),
+        (ctas or params.items, 1, 1),
         (record.budget.threads, 1, 1),
         bytes(params),
         [Region(*span_of(x), name) for name, x in tensors.items()],

@@ -183,6 +183,7 @@ struct SegmentStatesParams {
   float* states;         // N to entry states, or Y to exit gradients, in place
   const float* scalars;  // tell which M are zero; null: none are known to be
   int32_t slots_per_row;
+  int32_t items;         // stretches, value heads and slices of columns
 };
 
 struct TokenGradientsParams {

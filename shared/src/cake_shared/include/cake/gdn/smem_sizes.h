@@ -10,7 +10,7 @@ namespace cake::gdn {
 inline constexpr int kScalarsSmemBytes = 1024;  // the scalars of a chunk, in a block of their own
 
 inline constexpr uint32_t kWySmemBytes = 39936;
-inline constexpr uint32_t kSegmentStatesSmemBytes = 2 * kHeadDim * kSegmentStatesColumns * 4 + kHeadDim * 33 * 4 + 64 * 4;
+inline constexpr uint32_t kSegmentStatesSmemBytes = 2 * kHeadDim * kSegmentStatesColumns * 4 + kHeadDim * 33 * 4 + 64 * 4 + 16 * 4;
 inline constexpr uint32_t kTokenGradientsSmemBytes = 200704;
 inline constexpr uint32_t kGateParametersSmemBytes = 2 * 8 * kGateParametersThreads;
 

@@ -5,10 +5,11 @@
 //
 // reads   M, transposed; N in the entry slot of the next segment, or Y in the segment's own
 // writes  E in the segment's slot; D in the slot of the next segment
-// order   one CTA per long sequence, value head and 16 value columns, a thread a key row and four columns; segments in sequence
-//         order, keys ascending, FP32 fused multiply-adds
-// barriers  what was found of earlier borders read | what the next ones take found | the state of a border written, in one of
-//           two buffers, and that of the one before it read; with a transposed M also a strip of it written | read
+// order   a CTA takes every so many-th stretch, value head and 16 value columns, of which those with a long sequence are looked for
+//         at once; a thread a key row and four columns; segments in sequence order, keys ascending, FP32 fused multiply-adds
+// barriers  what there is to do found | done | what was found of earlier borders read | what the next ones take found | the state of
+//           a border written, in one of two buffers, and that of the one before it read; with a transposed M also a strip of it
+//           written | read
 #pragma once
 
 #include "cake/gdn/any/tile_copy.cuh"
@@ -27,6 +28,7 @@ struct SegmentStatesSmem {
   alignas(16) float state[2][kHeadDim][SegmentStatesConfig::kColumns];  // [key][value column]
   float strip[kHeadDim][SegmentStatesConfig::kStrip + 1];
   int32_t taken[SegmentStatesConfig::kLookAhead];
+  uint32_t found[SegmentStatesConfig::kThreads / 32];  // a bit a thread
 };
 static_assert(sizeof(SegmentStatesSmem) == kSegmentStatesSmemBytes);
 
@@ -66,17 +68,26 @@ __device__ __forceinline__ SegmentPlace long_sequence_at(const PackTables& table
   return {sequence, begin, tables.chunk_offsets[sequence], cake::work::kSegmentChunks, 0, cake::work::segments_of(tokens)};
 }
 
+// Where an item lies: 16 value columns of a head of the long sequence of a stretch, if it has one.
+struct SegmentStatesItem {
+  SegmentPlace first;
+  int head, slice;
+
+  __device__ __forceinline__ SegmentStatesItem(const SegmentStatesParams& p, uint32_t item) {
+    constexpr uint32_t kSlices = kHeadDim / SegmentStatesConfig::kColumns;
+    const uint32_t work = item / kSlices, stretch = work / static_cast<uint32_t>(p.heads.value_heads);
+    slice = static_cast<int>(item % kSlices);
+    head = static_cast<int>(work - stretch * p.heads.value_heads);
+    first = long_sequence_at(p.tables, p.heads, stretch);
+  }
+};
+
 template <bool kReverse>
-__device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
+__device__ __forceinline__ void compose_item(const SegmentStatesParams& p, SegmentStatesSmem& smem, const SegmentStatesItem& item) {
   using Config = SegmentStatesConfig;
   static_assert(Config::kThreads == kHeadDim * Config::kColumns / 4);
-  auto& smem = *reinterpret_cast<SegmentStatesSmem*>(smem_bytes);
-  constexpr int kSlices = kHeadDim / Config::kColumns;
-  const int slice = blockIdx.x % kSlices;
-  const uint32_t work = blockIdx.x / kSlices;
-  const int head = static_cast<int>(work % p.heads.value_heads);
-  const SegmentPlace first = long_sequence_at(p.tables, p.heads, work / p.heads.value_heads);
-  if (first.sequence < 0) return;
+  const SegmentPlace& first = item.first;
+  const int head = item.head, slice = item.slice;
 
   const int key = threadIdx.x % kHeadDim, column = threadIdx.x / kHeadDim * 4;
   const int borders = first.segments - 1;
@@ -138,6 +149,28 @@ __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
       *reinterpret_cast<float4*>(&smem.state[(i + 1) & 1][key][column]) = make_float4(next[0], next[1], next[2], next[3]);
     }
     __syncthreads();
+  }
+}
+
+template <bool kReverse>
+__device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
+  constexpr int kThreads = SegmentStatesConfig::kThreads;
+  auto& smem = *reinterpret_cast<SegmentStatesSmem*>(smem_bytes);
+  const uint32_t items = static_cast<uint32_t>(p.items);
+#pragma unroll 1
+  for (uint32_t begin = blockIdx.x; begin < items; begin += kThreads * gridDim.x) {
+    const uint32_t mine = begin + threadIdx.x * gridDim.x;
+    const uint32_t found = __ballot_sync(~0u, mine < items && SegmentStatesItem(p, mine).first.sequence >= 0);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) smem.found[threadIdx.x / 32] = found;
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t warp = 0; warp < kThreads / 32; ++warp) {
+#pragma unroll 1
+      for (uint32_t left = smem.found[warp]; left != 0; left &= left - 1) {
+        compose_item<kReverse>(p, smem, SegmentStatesItem(p, begin + (32 * warp + __ffs(static_cast<int>(left)) - 1) * gridDim.x));
+      }
+    }
   }
 }
 

@@ -42,10 +42,11 @@ inline void launch_up_to_wy(RuleCall& call, const Uncovered& results) {
 inline void launch_segment_states(const RuleCall& call, host::KernelRef<SegmentStatesParams> kernel, const float* factors,
                                   float* states) {
   const int64_t stretches = call.pack.rows * segment_stretches_of(call.heads.tokens_per_row);
-  launch_stage(kernel, stretches * call.pack.heads * (kHeadDim / kSegmentStatesColumns), kSegmentStatesThreads,
-               kSegmentStatesSmemBytes, call.stream,
+  const int64_t items = stretches * call.pack.heads * (kHeadDim / kSegmentStatesColumns);
+  // Where no sequence is long there is nothing to do, and the CTAs that find so are the time it takes.
+  launch_stage(kernel, std::min(items, 2 * call.multiprocessors), kSegmentStatesThreads, kSegmentStatesSmemBytes, call.stream,
                SegmentStatesParams{call.heads, call.pack.tables(), factors, states, call.native() ? call.scalars : nullptr,
-                                   call.slots_per_row});
+                                   call.slots_per_row, static_cast<int32_t>(items)});
 }
 
 // o [B, T, HV, 128] and, where given, the final states; `entries` FP32 [slots, HV, 128, 128] receives the entry states of

@@ -14,8 +14,8 @@ CAKE_HOST_DEVICE constexpr uint32_t chunk_states_sm90_smem_bytes(int groups) { r
 inline constexpr float kDeferredBelow = 0x1p-40f;
 
 // Persistent: as many CTAs as there are multiprocessors, which moves no bit.
-inline constexpr int kTokenGradientsSm90Threads = 384;
-inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 227328;
+inline constexpr int kTokenGradientsSm90Threads = 512;
+inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 230400;
 
 }  // namespace cake::gdn
 

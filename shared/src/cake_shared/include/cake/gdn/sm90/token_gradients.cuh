@@ -9,13 +9,14 @@
 // dV is beta dR. Where beta is too small to divide by, the row of dV holds dR: there M = beta N, N = -strict_lower(dR V'^T) Gamma, the sums
 // for dbeta are of dR and N and not divided, and the warp that finishes the head puts dv into the row.
 //
-// Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers; half 0 makes
-// dP, half 1 makes M. A third warpgroup: warp 8 fetches tiles by bulk copy, warp 9 copies rows of K, Q, dO and dv, both into one ring of
-// 16 KB slots whose order follows the order of release; warps 10 and 11 take turns at the sums over tokens. Every sum has one order,
-// whatever the grid.
+// Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers. A third one makes
+// dP and M, and what E and dR . V give, up to a head ahead of them. In a fourth, warp 12 fetches tiles by bulk copy, warp 13 copies rows of
+// K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 makes the sums over
+// tokens. Every sum has one order, whatever the grid.
 // barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
-//           named 1: dP and M written by both halves; matrices_free: their readers are done; named 2, 3: a half is past its rows
-//           sums_full[2] -> finishing warp of that turn -> sums_free[2]
+//           matrices_full: dP and M are there, and the slots that they were made of are read; matrices_free: the products with them are done
+//           sums_full[2] -> finishing warp -> sums_free[2]
+//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
 #pragma once
 
 #include "cake/gdn/sm90/token_gradients_feed.cuh"
@@ -23,49 +24,138 @@
 
 namespace cake::gdn::sm90 {
 
-// One warpgroup's share of all items.
-__device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& p, const Place& at) {
-  const LaneOffsets offsets(at.lane);
+// The CTA's nth item and the slots of its K and Q, when they are there.
+struct ItemRows {
+  int first_token, tokens, key_head;
+  int k_slot, q_slot;
+};
+__device__ __forceinline__ ItemRows rows_of(const Smem& smem, uint32_t nth) {
+  const int4 rows = smem.rows[nth % kRowStages];
+  return {rows.x, rows.y, rows.z, rows.w & 15, rows.w >> 4 & 15};
+}
+__device__ __forceinline__ ItemRows wait_rows(Smem& smem, uint32_t nth) {
+  ptx::mbarrier_wait(&smem.rows_full[nth % kRowStages], nth / kRowStages & 1);
+  const ItemRows item = rows_of(smem, nth);
+  const int parities = smem.rows[nth % kRowStages].w >> 8;
+  ptx::mbarrier_wait(&smem.slot_full[item.k_slot], parities & 1);  // at once
+  ptx::mbarrier_wait(&smem.slot_full[item.q_slot], parities >> 1 & 1);
+  return item;
+}
+
+// The address of a head's tile, when it is there.
+__device__ __forceinline__ uint32_t arrived(Smem& smem, const Tiles& tiles, int tile) {
+  ptx::mbarrier_wait(&smem.slot_full[tiles.slot(tile)], tiles.parity(tile));
+  return ptx::shared_address(smem.slot[0]) + tiles.slot(tile) * kSlotBytes;
+}
+
+// Makes dP and M of all items, by one warpgroup.
+__device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& p, const Place& place) {
+  const uint32_t slots = ptx::shared_address(smem.slot[0]);
+  uint32_t head = 0, nth = 0;
+#pragma unroll 1
+  for (uint32_t index = blockIdx.x; index < smem.items; index += gridDim.x, ++nth) {
+    const ItemRows rows = wait_rows(smem, nth);
+    const uint32_t k_tile = slots + rows.k_slot * kSlotBytes, q_tile = slots + rows.q_slot * kSlotBytes;
+    Products query_key;
+    uint4* const key_key = &smem.key_key[place.block * (place.block + 1) / 2][place.lane];
+    {
+      Fragment x, y;
+      ptx::wgmma_keep(x);
+      ptx::wgmma_keep(y);
+      ptx::wgmma_fence();
+      rows_times_rows(x, q_tile, k_tile);
+      rows_times_rows(y, k_tile, k_tile);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(x);
+      ptx::wgmma_keep(y);
+      pack_operand(query_key, x);
+      Products products;
+      pack_operand(products, y);
+#pragma unroll
+      for (int s = 0; s < 4; ++s) {
+        if (s <= place.block) key_key[32 * s] = make_uint4(products[4 * s], products[4 * s + 1], products[4 * s + 2], products[4 * s + 3]);
+      }
+    }
+
+#pragma unroll 1
+    for (int member = 0; member < p.heads.group; ++member, ++head) {
+      const Place at = place.again();
+      const LaneOffsets offsets(at.lane);
+      const int stage = head % kScalarStages;
+      ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
+      const Tiles tiles = smem.tiles[stage];
+      const auto& scalars = smem.scalars[stage];
+      Sums& sums = smem.sums[head & 1];
+      const ItemRows item = rows_of(smem, nth);
+      Values values[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        load_values(values[half], p.v, place_of(item.first_token, p.heads.tokens_per_row), item.tokens,
+                    item.key_head * p.heads.group + member, half, at);
+      }
+      const uint32_t grad_o = arrived(smem, tiles, kGradO), grad_v = arrived(smem, tiles, kGradV);
+      const uint32_t writes = arrived(smem, tiles, kWrites);
+      Fragment x, y;
+      ptx::wgmma_keep(x);
+      ptx::wgmma_fence();
+      rows_times_rows(x, grad_o, writes);
+      ptx::wgmma_commit();
+      ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
+      const char* const grad_rows = smem.slot[tiles.slot(kGradV)];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) dot_values(sums.beta_value[half], grad_rows + half * kBlockBytes, values[half], at);
+      ptx::wgmma_keep(y);
+      ptx::wgmma_fence();
+      rows_times_rows(y, grad_v, writes);
+      ptx::wgmma_commit();
+
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(x);
+      ptx::wgmma_keep(y);
+      ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
+      PairTerms pairs;
+      const Rows row_sums =
+          make_matrices(ptx::shared_address(smem.attention_grad), ptx::shared_address(smem.interaction_grad), pairs, x, y, query_key,
+                        key_key, scalars[kLog2Decay], p.scale, from_rows(scalars[kBeta], at.row), place.block, at, offsets);
+      ptx::fence_async_shared();
+      __syncwarp();
+      if (at.lane == 0) ptx::mbarrier_arrive(&smem.matrices_full);
+
+      if (at.c == 0) {
+        sums.beta_matrix[at.row] = row_sums.x;
+        sums.beta_matrix[at.row + 8] = row_sums.y;
+      }
+      sum_crossing(sums.crossing[place.block], pairs, place.block, at);
+      __syncwarp();
+      if (at.lane == 0) ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
+    }
+  }
+}
+
+// One warpgroup's share of all items: its half of the columns of dQ and dK.
+__device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParams& p, const Place& place) {
   const uint32_t attention_grad = ptx::shared_address(smem.attention_grad);
   const uint32_t interaction_grad = ptx::shared_address(smem.interaction_grad);
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
 
-  const uint32_t items = used_chunks(p) * p.part.key_heads;
-  uint32_t head = 0;
+  uint32_t head = 0, nth = 0;
 #pragma unroll 1
-  for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < items; ++nth) {
-    const int4& place = smem.rows[nth % kRowStages];
-    ptx::mbarrier_wait(&smem.rows_full[nth % kRowStages], nth / kRowStages & 1);
-    const int k_slot = place.w & 15, q_slot = place.w >> 4 & 15;
-    ptx::mbarrier_wait(&smem.slot_full[k_slot], place.w >> 8 & 1);  // at once
-    ptx::mbarrier_wait(&smem.slot_full[q_slot], place.w >> 9 & 1);
-    const uint32_t k_tile = slots + k_slot * kSlotBytes, q_tile = slots + q_slot * kSlotBytes;
-    char* const k_block = smem.slot[k_slot] + at.half * kBlockBytes;
-    char* const q_block = smem.slot[q_slot] + at.half * kBlockBytes;
-    const uint32_t k_columns = k_tile + at.half * kBlockBytes, q_columns = q_tile + at.half * kBlockBytes;
-
+  for (uint32_t index = blockIdx.x; index < smem.items; index += gridDim.x, ++nth) {
+    wait_rows(smem, nth);
     Fragment grad_q, grad_k;
-    ptx::wgmma_keep(grad_q);
-    ptx::wgmma_fence();
-    rows_times_rows(grad_q, at.half ? k_tile : q_tile, k_tile);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    ptx::wgmma_keep(grad_q);
-    Products products;  // Q K^T in half 0, K K^T in half 1
-#pragma unroll
-    for (int i = 0; i < 16; ++i) products[i] = ptx::pack_bf16(grad_q[2 * i], grad_q[2 * i + 1]);
 #pragma unroll
     for (int i = 0; i < 32; ++i) grad_q[i] = grad_k[i] = 0.f;
 
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
+      const Place at = place.again();
+      const LaneOffsets offsets(at.lane);
       const int stage = head % kScalarStages;
       ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
       const Tiles tiles = smem.tiles[stage];
-      auto arrived = [&](int tile) {
-        ptx::mbarrier_wait(&smem.slot_full[tiles.slot(tile)], tiles.parity(tile));
-        return slots + tiles.slot(tile) * kSlotBytes;
-      };
+      const uint32_t k_columns = slots + tiles.k_slot() * kSlotBytes + at.half * kBlockBytes;
+      const uint32_t q_columns = slots + tiles.q_slot() * kSlotBytes + at.half * kBlockBytes;
       auto release = [&](int tile) {
         if (at.lane == 0) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
       };
@@ -73,75 +163,67 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       const auto& scalars = smem.scalars[stage];
       Fragment z, w;
 
-      const uint32_t grad_o = arrived(kGradO), grad_v = arrived(kGradV), writes = arrived(kWrites);
-      ptx::wgmma_keep(z);
-      ptx::wgmma_fence();
-      rows_times_rows(z, at.half ? grad_v : grad_o, writes);
-      ptx::wgmma_commit();
-      const uint32_t entry[2] = {arrived(kEntryState), arrived(kEntryState + 1)};
+      const uint32_t grad_o = arrived(smem, tiles, kGradO);
+      const uint32_t entry[2] = {arrived(smem, tiles, kEntryState), arrived(smem, tiles, kEntryState + 1)};
       ptx::wgmma_keep(w);
       ptx::wgmma_fence();
       rows_times_state(w, grad_o, at.half ? entry[1] : entry[0]);
       ptx::wgmma_commit();
-
-      ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
-      ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(z);
-      uint32_t terms[8][2];
-      const Rows matrix = make_matrices(z, products, at.half ? interaction_grad : attention_grad, terms, scalars[kLog2Decay], p.scale,
-                                        at.half ? from_rows(scalars[kBeta], at.row) : Rows{1.f, 1.f}, at, offsets);
-      if (at.half && at.c == 0) {
-        sums.beta_matrix[at.row] = matrix.x;
-        sums.beta_matrix[at.row + 8] = matrix.y;
-      }
-      ptx::fence_async_shared();
-      ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);
-
+      const uint32_t grad_v = arrived(smem, tiles, kGradV);
       ptx::wgmma_keep(z);
       ptx::wgmma_fence();
       rows_times_state(z, grad_v, at.half ? entry[1] : entry[0]);
       ptx::wgmma_commit();
-      sum_crossing(sums.crossing[at.warp], terms, at);
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(w);
-      release(kGradO);
+
       const Rows gamma = of_rows(scalars[kGamma], at.row);
       const Rows by_query = {__fmul_rn(p.scale, gamma.x), __fmul_rn(p.scale, gamma.y)};
-      const Rows query = add_scaled(grad_q, w, by_query, q_block, at);
+      ptx::wgmma_wait<1>();
+      ptx::wgmma_keep(w);
+      const Rows query = add_scaled(grad_q, w, by_query, q_columns, at, offsets);
+      ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
+      if (at.c == 0) {
+        sums.entering[at.half][at.row] = __fmul_rn(by_query.x, query.x);
+        sums.entering[at.half][at.row + 8] = __fmul_rn(by_query.y, query.y);
+      }
 
-      const uint32_t exit[2] = {arrived(kExitGrad), arrived(kExitGrad + 1)};
+      const uint32_t writes = arrived(smem, tiles, kWrites);
+      const uint32_t exit[2] = {arrived(smem, tiles, kExitGrad), arrived(smem, tiles, kExitGrad + 1)};
       ptx::wgmma_keep(w);
       ptx::wgmma_fence();
       rows_times_state(w, writes, at.half ? exit[1] : exit[0]);
       ptx::wgmma_commit();
+      ptx::mbarrier_wait(&smem.matrices_full, head & 1);  // whose making read the slots, too
+      release(kGradO);
       ptx::wgmma_keep(grad_q);
       ptx::wgmma_fence();
       add_square_times_rows<false>(grad_q, attention_grad, k_columns);
       ptx::wgmma_commit();
 
-      Values values;
-      load_values(values, p.v, place_of(place.x, p.heads.tokens_per_row), place.y, place.z * p.heads.group + member, at);
-      const float states = state_dot(exit, entry, at, offsets);
-      if (at.lane == 0) sums.state_dot[at.warp] = states;
-      dot_values(sums.beta_value[at.half], smem.slot[tiles.slot(kGradV)] + at.half * kBlockBytes, values, at);
-
       ptx::wgmma_wait<2>();
       ptx::wgmma_keep(z);
-      __syncwarp();
       release(kGradV);
+      const float states = state_dot(exit, entry, at, offsets);
+      if (at.lane == 0) sums.state_dot[at.warp] = states;
+      __syncwarp();
       release(kEntryState);
       release(kEntryState + 1);
       const Rows from_row = from_rows(scalars[kBeta], at.row);
       const Rows by_key = {-__fmul_rn(from_row.x, gamma.x), -__fmul_rn(from_row.y, gamma.y)};
-      const Rows key = add_scaled(grad_k, z, by_key, k_block, at);
+      const Rows key = add_scaled(grad_k, z, by_key, k_columns, at, offsets);
+      if (at.c == 0) {
+        float &entering = sums.entering[at.half][at.row], &second_entering = sums.entering[at.half][at.row + 8];
+        entering = __fadd_rn(entering, __fmul_rn(by_key.x, key.x));
+        second_entering = __fadd_rn(second_entering, __fmul_rn(by_key.y, key.y));
+        sums.key_residual[at.half][at.row] = __fmul_rn(gamma.x, key.x);
+        sums.key_residual[at.half][at.row + 8] = __fmul_rn(gamma.y, key.y);
+      }
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(w);
       release(kWrites);
       release(kExitGrad);
       release(kExitGrad + 1);
       const Rows end = of_rows(scalars[kEnd], at.row);
-      const Rows leaving = add_scaled(grad_k, w, end, k_block, at);
+      const Rows leaving = add_scaled(grad_k, w, end, k_columns, at, offsets);
       ptx::wgmma_keep(grad_k);
       ptx::wgmma_fence();
       add_square_times_rows<false>(grad_k, interaction_grad, k_columns);
@@ -150,13 +232,8 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_commit();
 
       if (at.c == 0) {
-        const int half = at.half, row = at.row;
-        sums.entering[half][row] = __fadd_rn(__fmul_rn(by_query.x, query.x), __fmul_rn(by_key.x, key.x));
-        sums.entering[half][row + 8] = __fadd_rn(__fmul_rn(by_query.y, query.y), __fmul_rn(by_key.y, key.y));
-        sums.leaving[half][row] = __fmul_rn(end.x, leaving.x);
-        sums.leaving[half][row + 8] = __fmul_rn(end.y, leaving.y);
-        sums.key_residual[half][row] = __fmul_rn(gamma.x, key.x);
-        sums.key_residual[half][row + 8] = __fmul_rn(gamma.y, key.y);
+        sums.leaving[at.half][at.row] = __fmul_rn(end.x, leaving.x);
+        sums.leaving[at.half][at.row + 8] = __fmul_rn(end.y, leaving.y);
       }
       __syncwarp();
       if (at.lane == 0) {
@@ -169,8 +246,13 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
       if (at.lane == 0) ptx::mbarrier_arrive(&smem.matrices_free);
     }
 
-    const TokenPlace first = place_of(place.x, p.heads.tokens_per_row);
-    const int tokens = place.y, key_head = place.z;
+    const Place at = place.again();
+    const LaneOffsets offsets(at.lane);
+    const ItemRows item = rows_of(smem, nth);
+    char* const k_block = smem.slot[item.k_slot] + at.half * kBlockBytes;
+    char* const q_block = smem.slot[item.q_slot] + at.half * kBlockBytes;
+    const TokenPlace first = place_of(item.first_token, p.heads.tokens_per_row);
+    const int tokens = item.tokens, key_head = item.key_head;
     if (p.q_reciprocal) {
       const int64_t first_row = (int64_t{first.row} * p.heads.tokens_per_row + first.token) * p.heads.key_heads + key_head;
       ptx::named_barrier_sync(1, 2 * kWarpgroupThreads);  // the item before has read its dots
@@ -186,15 +268,15 @@ __device__ __forceinline__ void consume(Smem& smem, const TokenGradientsParams& 
     store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
     __syncwarp();
     if (at.lane == 0) {
-      ptx::mbarrier_arrive(&smem.slot_free[k_slot]);
-      ptx::mbarrier_arrive(&smem.slot_free[q_slot]);
+      ptx::mbarrier_arrive(&smem.slot_free[item.k_slot]);
+      ptx::mbarrier_arrive(&smem.slot_free[item.q_slot]);
     }
   }
 }
 
 }  // namespace cake::gdn::sm90
 
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(512, 1)
     token_gradients_sm90(const __grid_constant__ cake::gdn::TokenGradientsParams p) {
   using namespace cake::gdn;
   using namespace cake::gdn::sm90;
@@ -202,19 +284,25 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   static_assert(sizeof(Smem) == kTokenGradientsSm90SmemBytes && kThreads == kTokenGradientsSm90Threads);
   const int warp = warp_index(), lane = threadIdx.x & 31;
-  if (threadIdx.x == 0) init_barriers(smem);
+  if (threadIdx.x == 0) {
+    smem.items = used_chunks(p) * p.part.key_heads;
+    init_barriers(smem);
+  }
   __syncthreads();
-  if (warp < kConsumerWarps) {
-    ptx::take_registers<232>();
-    consume(smem, p, {warp, lane, warp >> 2, warp & 3, 16 * (warp & 3) + (lane >> 2), lane & 3});
+  if (warp < kProductWarps) {
+    ptx::take_registers<168>();
+    accumulate(smem, p, Place::place_in(warp, lane));
+  } else if (warp < kTileWarp) {
+    ptx::take_registers<136>();
+    prepare(smem, p, Place::place_in(warp - kProductWarps, lane));
   } else {
     ptx::give_registers<40>();
-    if (warp == kConsumerWarps) {
+    if (warp == kTileWarp) {
       if (lane == 0) feed_tiles(smem, p);
-    } else if (warp == kConsumerWarps + 1) {
-      feed_rows(smem, p, lane);
+    } else if (warp < kFinishWarp) {
+      feed_rows(smem, p, warp == kValueRowWarp, lane);
     } else {
-      finish_heads(smem, p, warp - kConsumerWarps - 2, lane);
+      finish_heads(smem, p, lane);
     }
   }
 }

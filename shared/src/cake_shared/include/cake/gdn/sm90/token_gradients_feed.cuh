@@ -1,4 +1,4 @@
-// The warps of token_gradients_sm90 that make no products: one fetches tiles, one fetches rows, two finish dg and dbeta.
+// The warps of token_gradients_sm90 that make no products: one fetches tiles, two fetch rows, one finishes dg and dbeta.
 #pragma once
 
 #include "cake/gdn/any/gate_option.cuh"
@@ -41,10 +41,9 @@ __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParam
   }
 }
 
-// Publishes the rows that the warp has copied, but for the last kPending groups: they are visible to wgmma when the barrier's phase ends.
-template <int kPending>
+// Publishes the rows that the warp has copied: they are visible to wgmma when the barrier's phase ends.
 __device__ __forceinline__ void publish_rows(uint64_t* full, int lane) {
-  ptx::cp_async_wait<kPending>();
+  ptx::cp_async_wait<0>();
   ptx::fence_async_shared();
   __syncwarp();
   if (lane == 0) ptx::mbarrier_arrive(full);
@@ -59,38 +58,35 @@ __device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPl
   }
 }
 
-// Rows of K, Q, dO and dv, by one warp: any strides, and zeros past a chunk's last token.
-__device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, int lane) {
+// Rows of K, Q and dO by one warp, those of dv by another (`of_values`): any strides, and zeros past a chunk's last token.
+__device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, bool of_values, int lane) {
   const uint32_t chunks = used_chunks(p);
   Item item;
   SlotOrder order;
   for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
     const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
     const Tiles rows = order.next_rows(nth == 0);
-    for (int i = 0; i < 2; ++i) ptx::mbarrier_wait(&smem.slot_free[rows.slot(i)], rows.parity(i) ^ 1);
-    copy_rows<32, 16>(smem.slot[rows.slot(0)], p.k, at, item.tokens, item.key_head, 0, lane);
-    copy_rows<32, 16>(smem.slot[rows.slot(1)], p.q, at, item.tokens, item.key_head, 0, lane);
-    const int stage = nth % kRowStages;
-    if (lane == 0) {
-      smem.rows[stage] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots | rows.parities << 8);
-      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_full[rows.slot(i)]);  // their phases go on; rows_full says it all
+    if (!of_values) {
+      for (int i = 0; i < 2; ++i) ptx::mbarrier_wait(&smem.slot_free[rows.slot(i)], rows.parity(i) ^ 1);
+      copy_rows<32, 16>(smem.slot[rows.slot(0)], p.k, at, item.tokens, item.key_head, 0, lane);
+      copy_rows<32, 16>(smem.slot[rows.slot(1)], p.q, at, item.tokens, item.key_head, 0, lane);
+      const int stage = nth % kRowStages;
+      if (lane == 0) {
+        smem.rows[stage] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots | rows.parities << 8);
+        for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_full[rows.slot(i)]);  // their phases go on; rows_full says it all
+      }
+      ptx::cp_async_commit();
+      publish_rows(&smem.rows_full[stage], lane);
     }
-    ptx::cp_async_commit();
-    publish_rows<0>(&smem.rows_full[stage], lane);
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member) {
       const Tiles tiles = order.next_head();
-      auto copy = [&](int tile, const TokenRows& from) {
-        const int slot = tiles.slot(tile);
-        ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(tile) ^ 1);
-        copy_rows<32, 16>(smem.slot[slot], from, at, item.tokens, item.key_head * p.heads.group + member, 0, lane);
-        ptx::cp_async_commit();
-      };
-      copy(kGradO, p.grad_o);
-      copy(kGradV, p.grad_v);
-      prefetch_values(p.v, at, item.tokens, item.key_head * p.heads.group + member, lane);
-      publish_rows<1>(&smem.slot_full[tiles.slot(kGradO)], lane);
-      publish_rows<0>(&smem.slot_full[tiles.slot(kGradV)], lane);
+      const int head = item.key_head * p.heads.group + member, slot = tiles.slot(of_values ? kGradV : kGradO);
+      ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(of_values ? kGradV : kGradO) ^ 1);
+      copy_rows<32, 16>(smem.slot[slot], of_values ? p.grad_v : p.grad_o, at, item.tokens, head, 0, lane);
+      ptx::cp_async_commit();
+      if (of_values) prefetch_values(p.v, at, item.tokens, head, lane);
+      publish_rows(&smem.slot_full[slot], lane);
     }
   }
 }
@@ -121,15 +117,15 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
   };
   float2 crossing = make_float2(0.f, 0.f);
 #pragma unroll 1
-  for (int warp = 0; warp < kConsumerWarps; ++warp) {
-    if ((warp & 3) < lane >> 3) continue;  // its rows are before this gate
+  for (int warp = 0; warp < kMatrixWarps; ++warp) {
+    if (warp < lane >> 3) continue;  // its rows are before this gate
     const float2 x = pair(sums.crossing[warp]);
     crossing = make_float2(__fadd_rn(crossing.x, x.x), __fadd_rn(crossing.y, x.y));
   }
   const float2 entering = both(sums.entering), leaving = both(sums.leaving);
   float states = sums.state_dot[0];
 #pragma unroll
-  for (int i = 1; i < kConsumerWarps; ++i) states = __fadd_rn(states, sums.state_dot[i]);
+  for (int i = 1; i < kProductWarps; ++i) states = __fadd_rn(states, sums.state_dot[i]);
   states = __fmul_rn(scalars[kGamma][kChunk - 1], states);
 
   float from_here = __fadd_rn(entering.x, entering.y), up_to_here = __fadd_rn(leaving.x, leaving.y);
@@ -185,22 +181,22 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
   }
 }
 
-// Every second head of the CTA, by one warp of two.
-__device__ __forceinline__ void finish_heads(Smem& smem, const TokenGradientsParams& p, uint32_t turn, int lane) {
+// All heads of the CTA, by one warp.
+__device__ __forceinline__ void finish_heads(Smem& smem, const TokenGradientsParams& p, int lane) {
   const uint32_t chunks = used_chunks(p);
   Item item;
-  for (uint32_t head = turn; item_of(p, chunks, head / p.heads.group, item); head += 2) {
+  for (uint32_t head = 0; item_of(p, chunks, head / p.heads.group, item); ++head) {
     const int value_head = item.key_head * p.heads.group + head % p.heads.group;
     const int stage = head % kScalarStages;
     const uint32_t parity = head >> 1 & 1;
-    Sums& sums = smem.sums[turn];
+    Sums& sums = smem.sums[head & 1];
     ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
-    ptx::mbarrier_wait(&smem.sums_full[turn], parity);
+    ptx::mbarrier_wait(&smem.sums_full[head & 1], parity);
     store_token_scalars(p, sums, smem.scalars[stage], item, value_head, lane);
     __syncwarp();
     if (lane == 0) {
       ptx::mbarrier_arrive(&smem.scalars_free[stage]);
-      ptx::mbarrier_arrive(&smem.sums_free[turn]);
+      ptx::mbarrier_arrive(&smem.sums_free[head & 1]);
     }
   }
 }

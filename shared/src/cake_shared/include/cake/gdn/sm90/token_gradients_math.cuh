@@ -1,6 +1,8 @@
 // Register arithmetic of token_gradients_sm90 between its products.
 #pragma once
 
+#include <type_traits>
+
 #include "cake/gdn/any/chain_products.cuh"
 #include "cake/gdn/sm90/token_gradients_smem.cuh"
 
@@ -11,9 +13,20 @@ __device__ __forceinline__ float quad_sum(float x) {
   return __fadd_rn(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// A thread's place: warp `block` of its warpgroup has token rows 16 block .. + 15, the thread rows `row` and row + 8.
+// A thread's place: warp `block` of its warpgroup has token rows 16 block .. + 15, the thread rows `row` and row + 8. `warp` counts through
+// both warpgroups of products, whose `half` of the key columns is theirs.
 struct Place {
   int warp, lane, half, block, row, c;
+
+  static __device__ __forceinline__ Place place_in(int warp, int lane) {
+    return {warp, lane, warp >> 2, warp & 3, 16 * (warp & 3) + (lane >> 2), lane & 3};
+  }
+  // The same, but the compiler does not know it: what it makes of lanes then has registers no longer than it is used.
+  __device__ __forceinline__ Place again() const {
+    int same_warp = warp, same_lane = lane;
+    asm volatile("" : "+r"(same_warp), "+r"(same_lane));
+    return place_in(same_warp, same_lane);
+  }
 };
 
 // Two rows' values of a per-token array.
@@ -35,99 +48,175 @@ __device__ __forceinline__ uint32_t word_of(const char* block, const Place& at, 
 
 using Products = uint32_t[16];  // a fragment rounded to BF16: what a CTA keeps through the heads of a group
 
-// Turns dO V'^T (half 0) into dP, or dV V'^T (half 1) into M, in a tile of shared memory, and leaves the summands of E as right
-// operands: element (i, j) of E in terms[j / 8][i / 8]. `by` is what M has beyond -z Gamma in the thread's rows. Returns, of half 1, the
-// sums of -z Gamma (K K^T) over its rows.
-__device__ __forceinline__ Rows make_matrices(const Fragment& z, const Products& products, uint32_t matrix_tile,
-                                              uint32_t (&terms)[8][2], const float (&log2_decay)[kChunk], float scale, Rows by,
-                                              const Place& at, const LaneOffsets& offsets) {
+// A thread's share of E = dP (Q K^T) + M (K K^T), below the diagonal, as right operands, element (i, j) in [j / 8][i / 8]: of the blocks of
+// 16 columns before its rows' diagonal, of the one on the diagonal, and what that one loses in BF16: where gates are strong, a gate's
+// gradient is little else.
+struct PairTerms {
+  uint32_t before[6][2], diagonal[2][2], lost[2][2];
+};
+
+// A row of two columns of a fragment's block.
+struct PairPlace {
+  int fragment, row;  // of 8; 0 or 1
+  float b;            // of the row, as of the columns
+  float2 b_columns;
+  float by;
+  int below;  // how far the thread's first element is below the diagonal
+};
+
+// Of x = dO V'^T, y = dV V'^T, both products: dP, M and E of a pair of columns. Adds -y Gamma (K K^T) to `sum`.
+template <bool kDiagonal>
+__device__ __forceinline__ void make_pair(uint32_t& attention, uint32_t& interaction, uint32_t& terms, uint32_t& lost, float& sum,
+                                          const float* x, const float* y, uint32_t query_key, uint32_t key_key, float scale,
+                                          const PairPlace& at) {
+  float p[2], m[2], e[2];
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    const int right = 8 * at.fragment + k - 8 * at.row;
+    const float decay = ptx::exp2_approx(__fsub_rn(at.b, k ? at.b_columns.y : at.b_columns.x));
+    const float query_product = k ? ptx::high_bf16(query_key) : ptx::low_bf16(query_key);
+    const float key_product = k ? ptx::high_bf16(key_key) : ptx::low_bf16(key_key);
+    p[k] = __fmul_rn(__fmul_rn(scale, decay), x[k]);
+    m[k] = __fmul_rn(-decay, y[k]);
+    if constexpr (kDiagonal) {  // above it the decay may be infinite: select, never multiply by zero
+      p[k] = at.below >= right ? p[k] : 0.f;
+      m[k] = at.below > right ? m[k] : 0.f;
+    }
+    sum = fmaf(m[k], key_product, sum);
+    m[k] = __fmul_rn(at.by, m[k]);
+    e[k] = fmaf(p[k], query_product, __fmul_rn(m[k], key_product));
+    if constexpr (kDiagonal) e[k] = at.below > right ? e[k] : 0.f;
+  }
+  attention = ptx::pack_bf16(p[0], p[1]);
+  interaction = ptx::pack_bf16(m[0], m[1]);
+  terms = ptx::pack_bf16(e[0], e[1]);
+  if constexpr (kDiagonal) {
+    lost = ptx::pack_bf16(__fsub_rn(e[0], ptx::low_bf16(terms)), __fsub_rn(e[1], ptx::high_bf16(terms)));
+  }
+}
+
+// Makes dP and M from x = dO V'^T and y = dV V'^T, in their tiles of shared memory. `by` is what M has beyond -y Gamma in the thread's rows.
+// Returns the sums of -y Gamma (K K^T) over the rows. `block` is the warp's, and known to be uniform; key_key has the thread's share of
+// K K^T, a block of 16 columns every 32 words.
+__device__ __forceinline__ Rows make_matrices(uint32_t attention_grad, uint32_t interaction_grad, PairTerms& made, const Fragment& x,
+                                              const Fragment& y, const Products& query_key, const uint4* key_key,
+                                              const float (&log2_decay)[kChunk], float scale, Rows by, int block, const Place& at,
+                                              const LaneOffsets& offsets) {
   const Rows b = of_rows(log2_decay, at.row);
-  const float sign = at.half ? -1.f : scale;
   float sum[2] = {0.f, 0.f};
-  const int below = at.row - 2 * at.c, kept = below - at.half;  // how far the thread's first element is below the diagonal
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    uint32_t packed[4];
+    uint32_t attention[4] = {}, interaction[4] = {};
+    auto make = [&](auto diagonal, uint32_t(*terms)[2]) {
+      const uint4 words = key_key[32 * s];
+      const uint32_t key_pairs[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int j = 2 * s + n, column = 8 * j + 2 * at.c;
-      const float2 b_column = *reinterpret_cast<const float2*>(&log2_decay[column]);
-      float x[4], e[4];
+      for (int n = 0; n < 2; ++n) {
+        const int j = 2 * s + n;
+        const float2 b_columns = *reinterpret_cast<const float2*>(&log2_decay[8 * j + 2 * at.c]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int right = 8 * j + (i & 1) - 8 * (i >> 1);
-        const float decay = ptx::exp2_approx(__fsub_rn(i >> 1 ? b.y : b.x, i & 1 ? b_column.y : b_column.x));
-        // Above the diagonal the decay may be infinite: select, never multiply by zero.
-        x[i] = kept >= right ? __fmul_rn(__fmul_rn(sign, decay), z[4 * j + i]) : 0.f;
-        const uint32_t pair = products[2 * j + (i >> 1)];
-        const float product = i & 1 ? ptx::high_bf16(pair) : ptx::low_bf16(pair);
-        sum[i >> 1] = fmaf(x[i], product, sum[i >> 1]);
-        x[i] = __fmul_rn(i >> 1 ? by.y : by.x, x[i]);
-        e[i] = below > right ? __fmul_rn(x[i], product) : 0.f;
+        for (int row = 0; row < 2; ++row) {
+          const int pair = 2 * j + row;
+          make_pair<decltype(diagonal)::value>(
+              attention[2 * n + row], interaction[2 * n + row], terms[n][row], made.lost[n][row], sum[row], x + 2 * pair, y + 2 * pair,
+              query_key[pair], key_pairs[2 * n + row], scale, {j, row, row ? b.y : b.x, b_columns, row ? by.y : by.x, at.row - 2 * at.c});
+        }
       }
-      packed[2 * n] = ptx::pack_bf16(x[0], x[1]);
-      packed[2 * n + 1] = ptx::pack_bf16(x[2], x[3]);
-      terms[j][0] = ptx::pack_bf16(e[0], e[1]);
-      terms[j][1] = ptx::pack_bf16(e[2], e[3]);
+    };
+    if (s == block) make(std::true_type{}, made.diagonal);
+    if (s < 3) {
+      if (s < block) {
+        make(std::false_type{}, made.before + 2 * s);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) made.before[2 * s + (i >> 1)][i & 1] = 0;
+      }
     }
-    ptx::stmatrix_x4(tile::fragment_address<kChunk>(matrix_tile, offsets.row_major, 16 * at.block, 2 * s), packed[0], packed[1],
-                     packed[2], packed[3]);
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(attention_grad, offsets.row_major, 16 * at.block, 2 * s), attention[0],
+                     attention[1], attention[2], attention[3]);
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(interaction_grad, offsets.row_major, 16 * at.block, 2 * s), interaction[0],
+                     interaction[1], interaction[2], interaction[3]);
   }
   return {quad_sum(sum[0]), quad_sum(sum[1])};
 }
 
 // sums[t] = sum over the warp's rows i >= t and all j < t of E_ij, as products of triangles of ones with E^T.
-__device__ __forceinline__ void sum_crossing(float (&sums)[kChunk], const uint32_t (&terms)[8][2], const Place& at) {
+__device__ __forceinline__ void sum_crossing(float (&sums)[kChunk], const PairTerms& made, int block, const Place& at) {
   constexpr uint32_t kOnes = 0x3f803f80u;
   const uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
-  const int g = at.lane >> 2;
-  const auto before = [&](int t, int j) { return (j < t ? 0x3f80u : 0u) | (j + 1 < t ? 0x3f800000u : 0u); };
-  const uint32_t triangle[4] = {before(g, 2 * at.c), before(g + 8, 2 * at.c), before(g, 8 + 2 * at.c), before(g + 8, 8 + 2 * at.c)};
+  const int g = at.lane >> 2, ahead = 2 * at.c - g;
+  // Ones where column 2 c or 2 c + 1, and eight further on, is before row g or g + 8.
+  const uint32_t corner = (ahead < 0 ? 0x3f80u : 0u) | (ahead < -1 ? 0x3f800000u : 0u);
+  const uint32_t triangle[4] = {corner, kOnes, 0u, corner};
   float whole[2][4] = {};  // of the blocks of columns before this one
+  float parts[8];          // of gates g and g + 8 of the blocks 0 to 2 and of the warp's own, over the thread's tokens
 #pragma unroll
-  for (int block = 0; block < 4; ++block) {
-    if (block > at.block) break;
-    float sum[2] = {0.f, 0.f};
+  for (int s = 0; s < 4; ++s) {
+    float z[2][4];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      float z[4] = {whole[n][0], whole[n][1], whole[n][2], whole[n][3]};
-      ptx::mma_bf16(z, triangle, terms[2 * block][n], terms[2 * block + 1][n]);
-      ptx::mma_bf16(whole[n], ones, terms[2 * block][n], terms[2 * block + 1][n]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = 16 * at.block + 8 * n + 2 * at.c + (i & 1), gate = 16 * block + g + 8 * (i >> 1);
-        sum[i >> 1] = __fadd_rn(sum[i >> 1], token >= gate ? z[i] : 0.f);
+      for (int i = 0; i < 4; ++i) z[n][i] = whole[n][i];
+      if (s < 3) {
+        ptx::mma_bf16(z[n], triangle, made.before[2 * s][n], made.before[2 * s + 1][n]);
+        ptx::mma_bf16(whole[n], ones, made.before[2 * s][n], made.before[2 * s + 1][n]);
+      } else {
+        ptx::mma_bf16(z[n], triangle, made.diagonal[0][n], made.diagonal[1][n]);
+        ptx::mma_bf16(z[n], triangle, made.lost[0][n], made.lost[1][n]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // gates past a token are none of its own
+          z[n][i] = ahead + 8 * n + (i & 1) - 8 * (i >> 1) >= 0 ? z[n][i] : 0.f;
+        }
       }
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      sum[i] = quad_sum(sum[i]);
-      if (at.c == 0) sums[16 * block + g + 8 * i] = sum[i];
+      parts[2 * s + i] = __fadd_rn(__fadd_rn(z[0][2 * i], z[0][2 * i + 1]), __fadd_rn(z[1][2 * i], z[1][2 * i + 1]));
     }
+  }
+  // The four lanes' sums of eight parts, two of which each keeps: parts c and c + 4.
+  float kept[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool odd = at.c & 1;
+    const float other = __shfl_xor_sync(~0u, odd ? parts[2 * i] : parts[2 * i + 1], 1);
+    kept[i] = __fadd_rn(odd ? parts[2 * i + 1] : parts[2 * i], other);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool upper = at.c & 2;
+    const float other = __shfl_xor_sync(~0u, upper ? kept[2 * i] : kept[2 * i + 1], 2);
+    const float sum = __fadd_rn(upper ? kept[2 * i + 1] : kept[2 * i], other);
+    const int s = 2 * i + (at.c >> 1), of_block = s == 3 ? block : s;
+    if (s == 3 || s < block) sums[16 * of_block + g + 8 * (at.c & 1)] = sum;
   }
 }
 
 // gradient += by * z for the thread's two rows; returns their dot products of z with the rows' block of columns.
-__device__ __forceinline__ Rows add_scaled(Fragment& gradient, const Fragment& z, Rows by, const char* block, const Place& at) {
+__device__ __forceinline__ Rows add_scaled(Fragment& gradient, const Fragment& z, Rows by, uint32_t block, const Place& at,
+                                           const LaneOffsets& offsets) {
   float dot[2] = {0.f, 0.f};
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
+  for (int s = 0; s < 4; ++s) {
+    uint32_t words[4];  // of rows `row`, row + 8 in columns 16 s + 2 c, + 1, then in the columns eight further on
+    tile::load_a<kChunk>(words, block, offsets, 16 * at.block, 2 * s);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t x = word_of(block, at, j, i);
-      const float low = z[4 * j + 2 * i], high = z[4 * j + 2 * i + 1], scale = i ? by.y : by.x;
-      dot[i] = fmaf(ptx::high_bf16(x), high, fmaf(ptx::low_bf16(x), low, dot[i]));
-      gradient[4 * j + 2 * i] = fmaf(scale, low, gradient[4 * j + 2 * i]);
-      gradient[4 * j + 2 * i + 1] = fmaf(scale, high, gradient[4 * j + 2 * i + 1]);
+    for (int k = 0; k < 4; ++k) {
+      const int i = k & 1, element = 8 * s + 2 * k;
+      const float low = z[element], high = z[element + 1], scale = i ? by.y : by.x;
+      dot[i] = fmaf(ptx::high_bf16(words[k]), high, fmaf(ptx::low_bf16(words[k]), low, dot[i]));
+      gradient[element] = fmaf(scale, low, gradient[element]);
+      gradient[element + 1] = fmaf(scale, high, gradient[element + 1]);
     }
   }
   return {quad_sum(dot[0]), quad_sum(dot[1])};
 }
 
-// The thread's share of V: 16 bytes of each of its rows from every 32 columns of its half. Zeros past the last token.
+// The thread's share of V: 16 bytes of each of its rows from every 32 columns of a half. Zeros past the last token.
 using Values = uint4[2][2];
-__device__ __forceinline__ void load_values(Values& v, const TokenRows& values, TokenPlace first, int tokens, int head, const Place& at) {
-  const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 128 * at.half + 16 * at.c;
+__device__ __forceinline__ void load_values(Values& v, const TokenRows& values, TokenPlace first, int tokens, int head, int half,
+                                            const Place& at) {
+  const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 128 * half + 16 * at.c;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const bool valid = at.row + 8 * i < tokens;

@@ -5,8 +5,10 @@
 
 namespace cake::gdn::sm90 {
 
-inline constexpr int kThreads = 384;
-inline constexpr int kConsumerWarps = 8;
+inline constexpr int kThreads = 512;
+inline constexpr int kProductWarps = 8;  // warps 0 to 7: two warpgroups that accumulate dQ and dK
+inline constexpr int kMatrixWarps = 4;   // warps 8 to 11: one that makes dP and M
+enum HelperWarp : int { kTileWarp = kProductWarps + kMatrixWarps, kRowWarp, kValueRowWarp, kFinishWarp };
 
 // A value head brings these tiles, in the order in which they are first needed; an item brings K and Q before them.
 enum Tile : int { kGradO, kGradV, kWrites, kEntryState, kExitGrad = kEntryState + 2, kTiles = kExitGrad + 2 };
@@ -19,8 +21,10 @@ inline constexpr int kRowStages = 4;
 // Which slots hold what. Slots are filled in the order in which they were released, and tiles are always released in one order, so both
 // warps that fill them know the slot of each tile; they tell the others.
 struct Tiles {
-  uint32_t slots, parities;  // four bits, one bit a tile
+  uint32_t slots, parities;  // four bits, one bit a tile; of a head the slots of K and Q, too, above its parities
 
+  __device__ __forceinline__ int k_slot() const { return parities >> 8 & 15; }
+  __device__ __forceinline__ int q_slot() const { return parities >> 12; }
   __device__ __forceinline__ int slot(int tile) const { return slots >> 4 * tile & 15; }
   __device__ __forceinline__ uint32_t parity(int tile) const { return parities >> tile & 1; }
 };
@@ -55,7 +59,8 @@ struct SlotOrder {
 
   // Released are dO, dV, S0, V', dS1.
   __device__ __forceinline__ Tiles next_head() {
-    const Tiles tiles = fill<kTiles>();
+    Tiles tiles = fill<kTiles>();
+    tiles.parities |= rows << 8;
     const uint32_t x = tiles.slots;
     const uint32_t released = (x & 0xff000ff) | (x >> 4 & 0xff00) | (x & 0xf00) << 8;
     free |= uint64_t{released} << 4 * (kSlots - 2 - kTiles);
@@ -63,15 +68,15 @@ struct SlotOrder {
   }
 };
 
-// What the eight warps leave for the one that finishes a head; [2]: the halves of the columns.
+// What the twelve warps leave for the one that finishes a head; [2]: the halves of the columns.
 struct Sums {
-  float crossing[kConsumerWarps][kChunk];  // of a warp's rows, for the gates up to them
+  float crossing[kMatrixWarps][kChunk];  // of a warp's rows, for the gates up to them
   float entering[2][kChunk];
   float leaving[2][kChunk];
   float key_residual[2][kChunk];  // gamma k . (dV S0^T)
   float beta_matrix[kChunk];      // sum_j -(dV V'^T)_ij Gamma_ij (K K^T)_ij
   float beta_value[2][kChunk];    // dV . V
-  float state_dot[kConsumerWarps];
+  float state_dot[kProductWarps];
 };
 
 struct Smem {
@@ -79,14 +84,16 @@ struct Smem {
   char interaction_grad[kSquareTileBytes];  // M
   char slot[kSlots][kSlotBytes];
   alignas(128) float scalars[kScalarStages][kScalarRows][kChunk];
+  uint4 key_key[kMatrixWarps * (kMatrixWarps + 1) / 2][32];  // K K^T, of each warp's rows the blocks of 16 columns up to the diagonal
   Sums sums[2];
   float normal_dots[2][2][kChunk];  // of q and k, where they were normalised
   int4 rows[kRowStages];            // of K and Q: first token, tokens, key head, slots and their parities
   Tiles tiles[kScalarStages];       // of the heads whose scalars are there
+  uint32_t items;                   // of all CTAs
   uint64_t slot_full[kSlots], slot_free[kSlots];
   uint64_t rows_full[kRowStages];
   uint64_t scalars_full[kScalarStages], scalars_free[kScalarStages];
-  uint64_t matrices_free;
+  uint64_t matrices_full, matrices_free;
   uint64_t sums_full[2], sums_free[2];
 };
 
@@ -129,18 +136,19 @@ __device__ __forceinline__ bool item_of(const TokenGradientsParams& p, uint32_t 
 __device__ __forceinline__ void init_barriers(Smem& smem) {
   for (int i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(&smem.slot_full[i], 1);
-    ptx::mbarrier_init(&smem.slot_free[i], kConsumerWarps);
+    ptx::mbarrier_init(&smem.slot_free[i], kProductWarps);
   }
   for (int i = 0; i < kRowStages; ++i) ptx::mbarrier_init(&smem.rows_full[i], 1);
   for (int i = 0; i < kScalarStages; ++i) {
     ptx::mbarrier_init(&smem.scalars_full[i], 1);
-    ptx::mbarrier_init(&smem.scalars_free[i], kConsumerWarps + 1);
+    ptx::mbarrier_init(&smem.scalars_free[i], kProductWarps + 1);
   }
   for (int i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(&smem.sums_full[i], kConsumerWarps);
+    ptx::mbarrier_init(&smem.sums_full[i], kProductWarps + kMatrixWarps);
     ptx::mbarrier_init(&smem.sums_free[i], 1);
   }
-  ptx::mbarrier_init(&smem.matrices_free, kConsumerWarps);
+  ptx::mbarrier_init(&smem.matrices_full, kMatrixWarps);
+  ptx::mbarrier_init(&smem.matrices_free, kProductWarps);
   ptx::mbarrier_init_fence();
 }
 

@@ -120,11 +120,12 @@ def test_graphs_replay_on_changed_operands():
     tokens = 1300
     x, w, g = normal(tokens, 600), normal(72, 600, seed=1), normal(tokens, 72, seed=2)
     xf, wf = x.float(), w.float()
-    plan = det.prepare_wgrad(g, x, out_dtype=FP32)
+    plan, router = det.prepare_wgrad(g, x, out_dtype=FP32), det.prepare_router_forward(xf, wf)
 
     def step():
         return [
             plan.launch(),
+            router.launch(),
             det.projection_forward(x, w),
             det.projection_dgrad(g, w),
             det.projection_wgrad(g, x),

@@ -130,6 +130,27 @@ def test_rows_of_x_adjacent_in_memory(emulated, architecture, x_dtype, monkeypat
     plan_router_cuda.cache_clear()
 
 
+@pytest.mark.parametrize("x_dtype", [FP32, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("adjacent", [False, True], ids=["rows apart", "rows adjacent"])
+def test_whole_tiles_have_the_bits_of_ragged_ones(emulated, adjacent, x_dtype, monkeypatch):
+    """Code of its own stores whole tiles: ordinary blocks, and those with elements that no split serves."""
+    monkeypatch.setattr("dense_projection_det_gemm.cuda_router_plan.PART_STEPS", 2)
+    plan_router_cuda.cache_clear()
+    package = emulated("sm_90a")
+    package.options = Options(order="lazy")
+    x, w = normal(256, 72, 1), normal(256, 72, 2)
+    x[3] *= 2.0**-120
+    x[5, 70], x[9, 2], x[11, 40], w[70, 60], w[100] = 1e-36, math.nan, 1e-38, math.inf, w[100] * 2.0**-130
+    x = x.to(x_dtype)
+    a, b = padded(x.t().contiguous()).t() if adjacent else padded(x), padded(w).t()
+    outs = [torch.full((256, 256), math.nan).t() if adjacent else torch.full((256, 256), math.nan) for _ in range(2)]
+    whole, apart = (multiply(package, "sm_90a", a, b, spread=s, out=out) for s, out in zip((False, True), outs))
+    ragged = multiply(package, "sm_90a", a[:72], b[:, :136], spread=False)
+    assert_bitwise_equal(whole.contiguous(), apart.contiguous())
+    assert_bitwise_equal(whole[:72, :136].contiguous(), ragged)
+    plan_router_cuda.cache_clear()
+
+
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_ranges_and_a_transposed_result(emulated, architecture):
     """The weight gradient's cut: the same bits on 1 and 5 multiprocessors, and written through strides of any order."""

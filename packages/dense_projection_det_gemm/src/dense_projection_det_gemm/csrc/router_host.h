@@ -4,6 +4,7 @@
 #include <tvm/ffi/function.h>
 
 #include "cake/host/architecture.h"
+#include "cake/host/recorded.h"
 #include "cake/host/tensor.h"
 #include "router_params.h"
 
@@ -165,6 +166,7 @@ inline RouterProduct router_product(RouterProgram program, const RouterCall& cal
   config.grid = {static_cast<uint32_t>((work.units < most ? work.units : most) * work.ctas),
                  portable ? static_cast<uint32_t>(work.blocks) : 1u};
   config.block = {static_cast<uint32_t>(portable ? kRouterOutThreads : kRouterNativeThreads)};
+  config.programmatic = true;  // becomes resident while the terms are made
 #if CAKE_HAS_PORTABLE_ROUTER
   if (portable) return {CAKE_KERNEL_REF(router_out_any), config};
 #endif
@@ -227,13 +229,13 @@ inline RouterChain make_router_chain(const TensorView& p, const TensorView& q, c
   return chain;
 }
 
-// To be launched many times: a function of the stream.
+// To be launched many times: a function of the stream, which costs the host one launch.
 inline tvm::ffi::Function prepare_router(TensorView p, TensorView q, TensorView out, TensorView workspace, int64_t program,
                                          bool p_depth_major, bool q_depth_major, int64_t blocks, int64_t part_steps,
                                          int64_t units, int64_t units_per_tile, int64_t multiprocessors) {
   const RouterChain chain = make_router_chain(p, q, out, workspace, program, p_depth_major, q_depth_major, blocks, part_steps,
                                               units, units_per_tile, multiprocessors);
-  return tvm::ffi::Function::FromTyped([=](int64_t stream) { chain.launch(stream); });
+  return tvm::ffi::Function::FromTyped(host::Recorded(chain.call.device, [=](int64_t stream) { chain.launch(stream); }));
 }
 
 inline void run_router(TensorView p, TensorView q, TensorView out, TensorView workspace, int64_t program, bool p_depth_major,

@@ -78,12 +78,17 @@ CAKE_ROUTER_HOST_DEVICE RouterUnit router_unit(const RouterWork& work, int32_t u
   return {first, work.units_per_tile == 1 || tile_end < first + work.part_steps ? tile_end : first + work.part_steps};
 }
 
+// What nearly every count of steps allows, a tenth of the instructions that a division of 64 bits takes.
+CAKE_ROUTER_HOST_DEVICE int32_t router_quotient(int64_t count, int32_t by) {
+  return count >> 31 == 0 ? static_cast<int32_t>(count) / by : static_cast<int32_t>(count / by);
+}
+
 // The segment that begins at step `at` of a unit.
 CAKE_ROUTER_HOST_DEVICE RouterSegment router_segment(const RouterWork& work, int32_t unit, const RouterUnit& range, int64_t at,
                                                      int32_t rank) {
   RouterSegment segment;
   segment.rank = rank;
-  segment.tile = static_cast<int32_t>(at / work.steps);
+  segment.tile = router_quotient(at, work.steps);
   const int64_t tile_first = int64_t{segment.tile} * work.steps;
   segment.first_step = static_cast<int32_t>(at - tile_first);
   int32_t end = segment.first_step / work.part_steps * work.part_steps + work.part_steps;

@@ -153,8 +153,8 @@ __device__ __forceinline__ void find_special(const RouterOutParams& p, SpecialSm
   }
 }
 
-// 32 rows and 32 columns; a thread has four columns of a row.
-__device__ __forceinline__ void compute_special(const RouterSpecialParams& p, SpecialSmem& smem, int first_row, int64_t row0,
+// 32 rows and 32 columns; a thread has four columns of a row. A function of its own, so that its registers are none of the others'.
+__device__ __noinline__ void compute_special(const RouterSpecialParams& p, SpecialSmem& smem, int first_row, int64_t row0,
                                                 int column0) {
   const RouterWork& work = p.main.work;
   const int row = threadIdx.x / 8, column = threadIdx.x % 8 * 4;
@@ -235,7 +235,7 @@ __device__ __forceinline__ bool is_anything_special(const RouterOutParams& p) {
 
 }  // namespace dense_projection_det_gemm
 
-extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterSpecialThreads, 2)
+extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterSpecialThreads, 3)
     router_special_any(const __grid_constant__ dense_projection_det_gemm::RouterSpecialParams p) {
   using namespace dense_projection_det_gemm;
   __shared__ SpecialSmem smem;

@@ -65,23 +65,27 @@ struct RouterPlace {
   __device__ static constexpr int four(int n) { return 8 * (n >> 1) + 2 * (n & 1); }
   __device__ static constexpr int pair(int n) { return 4 * (n >> 1) + (n & 1); }
 
+  // Of the unit stride of wide accesses the compiler should know.
+  __device__ __forceinline__ RouterPlace known_wide() const {
+    RouterPlace known = *this;
+    (kPairedRows ? known.row_stride : known.column_stride) = 1;
+    return known;
+  }
+
   __device__ __forceinline__ bool inside(int e) const { return row_of(e) < rows_left && column_of(e) < columns_left; }
   __device__ __forceinline__ float* at(int e) const { return data + row_of(e) * row_stride + column_of(e) * column_stride; }
 
-  __device__ __forceinline__ void add(float (&totals)[32]) const {
-    if (!wide) {
-#pragma unroll
-      for (int e = 0; e < 32; ++e) {
-        if (inside(e)) totals[e] = __fadd_rn(*at(e), totals[e]);
-      }
-    } else if constexpr (kPairedRows) {
+  // `kAll`: where all elements are inside.
+  template <bool kAll>
+  __device__ __forceinline__ void add_wide(float (&totals)[32]) const {
+    if constexpr (kPairedRows) {
 #pragma unroll
       for (int half = 0; half < 16; half += 8) {
         float2 sums[8];
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
           const int e = pair(half + n);
-          sums[n] = inside(e) ? *reinterpret_cast<const float2*>(at(e)) : make_float2(0.f, 0.f);
+          sums[n] = kAll || inside(e) ? *reinterpret_cast<const float2*>(at(e)) : make_float2(0.f, 0.f);
         }
 #pragma unroll
         for (int n = 0; n < 8; ++n) {
@@ -94,7 +98,7 @@ struct RouterPlace {
       float4 sums[8];  // all loads before the first addition: one latency
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        sums[n] = inside(four(n)) ? *reinterpret_cast<const float4*>(at(four(n))) : make_float4(0.f, 0.f, 0.f, 0.f);
+        sums[n] = kAll || inside(four(n)) ? *reinterpret_cast<const float4*>(at(four(n))) : make_float4(0.f, 0.f, 0.f, 0.f);
       }
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
@@ -107,24 +111,42 @@ struct RouterPlace {
     }
   }
 
-  __device__ __forceinline__ void store(const float (&totals)[32]) const {
-    if (!wide) {
+  __device__ __forceinline__ void add(float (&totals)[32]) const {
+    if (wide) {
+      add_wide<false>(totals);
+      return;
+    }
 #pragma unroll
-      for (int e = 0; e < 32; ++e) {
-        if (inside(e)) *at(e) = totals[e];
-      }
-    } else if constexpr (kPairedRows) {
+    for (int e = 0; e < 32; ++e) {
+      if (inside(e)) totals[e] = __fadd_rn(*at(e), totals[e]);
+    }
+  }
+
+  template <bool kAll>
+  __device__ __forceinline__ void store_wide(const float (&totals)[32]) const {
+    if constexpr (kPairedRows) {
 #pragma unroll
       for (int n = 0; n < 16; ++n) {
         const int e = pair(n);
-        if (inside(e)) *reinterpret_cast<float2*>(at(e)) = make_float2(totals[e], totals[e + 2]);
+        if (kAll || inside(e)) *reinterpret_cast<float2*>(at(e)) = make_float2(totals[e], totals[e + 2]);
       }
     } else {
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const int e = four(n);
-        if (inside(e)) *reinterpret_cast<float4*>(at(e)) = make_float4(totals[e], totals[e + 1], totals[e + 4], totals[e + 5]);
+        if (kAll || inside(e)) *reinterpret_cast<float4*>(at(e)) = make_float4(totals[e], totals[e + 1], totals[e + 4], totals[e + 5]);
       }
+    }
+  }
+
+  __device__ __forceinline__ void store(const float (&totals)[32]) const {
+    if (wide) {
+      store_wide<false>(totals);
+      return;
+    }
+#pragma unroll
+    for (int e = 0; e < 32; ++e) {
+      if (inside(e)) *at(e) = totals[e];
     }
   }
 };
@@ -155,6 +177,38 @@ __device__ __forceinline__ void load_factors(RouterFactors& factors, const Route
                  : "=f"(factors[n].x), "=f"(factors[n].y), "=f"(factors[n].z), "=f"(factors[n].w)
                  : "l"(source + 16 * n));
   }
+}
+
+// Brings the factors of a tile's columns near, long before load_factors asks for them.
+__device__ __forceinline__ void fetch_factors(const RouterOutParams& p, const RouterSegment& segment, int blocks, int lane) {
+  constexpr int kLine = 32;  // floats
+  if (lane * kLine >= blocks * kRouterBlock) return;
+  const int64_t column = int64_t{segment.tile % p.work.column_tiles} * p.work.blocks * kRouterBlock + lane * kLine;
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(p.terms.factors + column));
+}
+
+// Undoes the scales of a finished block where all of it is ordinary, for the whole warp, and says whether it has.
+__device__ __forceinline__ bool finish_ordinary(float (&x)[32], const RouterRows& rows, const RouterFactors& factors) {
+  float least_factor = 1.f, zero = 0.f;  // inf and NaN times zero are NaN
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    least_factor = fminf(least_factor, fminf(fminf(factors[n].x, factors[n].y), fminf(factors[n].z, factors[n].w)));
+  }
+#pragma unroll
+  for (int e = 0; e < 32; ++e) zero = __fmaf_rn(x[e], 0.f, zero);
+  const bool plain = (rows.exponent[0] | rows.exponent[1]) == 0 && !rows.tiny[0] && !rows.tiny[1];
+  if (!__all_sync(0xffffffffu, plain && least_factor > 0.f && zero == 0.f)) return false;
+#pragma unroll
+  for (int e = 0; e < 32; ++e) {
+    const float4& by = factors[e >> 3];
+    x[e] = __fmul_rn(x[e], e & 4 ? (e & 1 ? by.w : by.z) : (e & 1 ? by.y : by.x));
+  }
+  return true;
+}
+
+// Where a block says which of its rows have elements to be computed anew.
+__device__ __forceinline__ uint8_t* redo_flags(const RouterOutParams& p, const RouterSegment& segment, int first_column) {
+  return p.redo + (router_place(p.work, segment.tile, segment.rank) * p.work.blocks + first_column / kRouterBlock) * kRouterRows;
 }
 
 // Undoes the scales of a finished block and marks what has to be computed anew.
@@ -192,8 +246,7 @@ __device__ __forceinline__ void finish_block(const RouterOutParams& p, const Rou
     const unsigned votes = __ballot_sync(0xffffffffu, redo[i]);
     if (votes != 0 && lane == 0) *p.terms.any_redo = 1;
     if (c == 0) {
-      uint8_t* flags =
-          p.redo + (router_place(p.work, segment.tile, segment.rank) * p.work.blocks + first_column / kRouterBlock) * kRouterRows;
+      uint8_t* flags = redo_flags(p, segment, first_column);
       flags[row + RouterPlace<kPairedRows>::kNextRow * i] = (votes >> (4 * g) & 15) != 0;
     }
   }

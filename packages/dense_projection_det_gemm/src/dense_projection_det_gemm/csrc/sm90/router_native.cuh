@@ -74,7 +74,7 @@ struct RouterNative {
     Place at;
     for (int unit = blockIdx.x / kRouterCtas; unit < p.work.units; unit += gridDim.x / kRouterCtas) {
       const RouterUnit range = router_unit(p.work, unit);
-      int tile = static_cast<int>(range.first / p.work.steps);
+      int tile = router_quotient(range.first, p.work.steps);
       int step = static_cast<int>(range.first - int64_t{tile} * p.work.steps);
       int row_tile = tile / p.work.column_tiles;
       const char* planes = static_cast<const char*>(p.terms.planes) +
@@ -256,28 +256,67 @@ struct RouterNative {
       }
       Fragments a;
       take(a, rows, at, segment.first_step == 0);
+      fetch_factors(p, segment, kBlocks, lane);
 #pragma unroll 1
       for (int step_index = segment.first_step; step_index < segment.end_step; ++step_index) {
         step(a, rows, step_index + 1 < segment.end_step);
       }
     }
 
+    __device__ __forceinline__ float (&sums_of(int block))[32] {
+      return *reinterpret_cast<float (*)[32]>(&totals[block * 32 / kSums][block * 32 % kSums]);
+    }
+
+    // Blocks of whole tiles in code so short that the instruction caches keep it. Returns a bit for each block that it leaves,
+    // whose sums are complete.
+    __device__ __forceinline__ uint32_t store_whole(const RouterTarget& target, const RouterSegment& segment, const RouterRows& found,
+                                                    RouterFactors& factors, int row) {
+      uint32_t left = 0;
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        float (&sums)[32] = sums_of(block);
+        const auto place = RouterPlace<kRowsAdjacent>(target, row, kRouterBlock * block, lane & 3).known_wide();
+        if (target.add) place.template add_wide<true>(sums);
+        if (target.final) {
+          const bool done = finish_ordinary(sums, found, factors);
+          if (block + 1 < kBlocks) load_factors(factors, p, segment, kRouterBlock * (block + 1), lane);
+          if (!done) {
+            left |= 1u << block;
+            continue;
+          }
+          if ((lane & 3) == 0) {
+            uint8_t* flags = redo_flags(p, segment, kRouterBlock * block);
+            flags[row] = flags[row + RouterPlace<kRowsAdjacent>::kNextRow] = 0;
+          }
+        }
+        place.template store_wide<true>(sums);
+      }
+      return left;
+    }
+
     __device__ __forceinline__ void store(const RouterSegment& segment, const RouterRowState& rows) {
-      const RouterTarget target = router_target(p, segment);
+      RouterTarget target = router_target(p, segment);
       RouterFactors factors = {};  // the next block's are on their way while a block is stored
       if (target.final) load_factors(factors, p, segment, 0, lane);
       const int row = warp_row + (lane >> 2) * (kRowsAdjacent ? 2 : 1);
       const RouterRows found(rows);
       store_rows<kRowsAdjacent>(p, segment, warp_row, found, lane);
+      uint32_t left = (1u << kBlocks) - 1;
+      const bool whole = target.rows_left >= kRouterRows && target.columns_left >= kBlocks * kRouterBlock;
+      if (whole && RouterPlace<kRowsAdjacent>(target, row, 0, lane & 3).wide) {
+        left = store_whole(target, segment, found, factors, row);
+        target.add = false;
+      }
+      if (left == 0) return;
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-        if (kRouterBlock * block >= target.columns_left) continue;
-        float (&sums)[32] = *reinterpret_cast<float (*)[32]>(&totals[block * 32 / kSums][block * 32 % kSums]);
+        if (kRouterBlock * block >= target.columns_left || (left >> block & 1) == 0) continue;
+        float (&sums)[32] = sums_of(block);
         const RouterPlace<kRowsAdjacent> place(target, row, kRouterBlock * block, lane & 3);
         if (target.add) place.add(sums);
         if (target.final) {
+          load_factors(factors, p, segment, kRouterBlock * block, lane);
           finish_block<kRowsAdjacent>(p, segment, sums, row, kRouterBlock * block, found, factors, lane);
-          if (block + 1 < kBlocks) load_factors(factors, p, segment, kRouterBlock * (block + 1), lane);
         }
         place.store(sums);
       }

@@ -70,6 +70,31 @@ def test_what_stores_bound_writes_whole_rows():
     assert plan_gemm_cuda(problem(16231, 4096, 128, "k", "n")).group_rows == GROUP_ROWS
 
 
+def test_many_rows_of_a_batch_keep_the_b_that_they_share():
+    def plan(batch, m, n, k, b_major="n"):
+        return plan_gemm_cuda(GemmProblem(batch, m, n, k, "k", b_major, "bfloat16", target="cuda"))
+
+    for tokens in (16172, 16384):
+        kept = plan(64, tokens, 512, 192)
+        assert (kept.stage, kept.group_rows, kept.cut.pieces) == ("kept_out", math.ceil(tokens / 128), 1)
+    # More terms than there is room for, columns that a tile has no use for, few rows to a B, few tiles.
+    others = plan(64, 16384, 512, 200), plan(64, 16384, 256, 192), plan(64, 1024, 512, 192), plan(1, 4096, 512, 192)
+    assert "kept_out" not in [other.stage for other in others]
+    weight = GemmProblem(64, 16384, 512, 192, "m", "n", "bfloat16", target="cuda")  # bits would depend on the tile
+    assert plan_gemm_cuda(weight).stage != "kept_out"
+
+
+def test_a_transpose_that_fits_tiles_better_is_computed():
+    def plan(dtype="float32", **changes):
+        return plan_gemm_cuda(GemmProblem(64, 192, 512, 16384, "m", "n", dtype, target="cuda", **changes))
+
+    assert (plan().stage, plan().swapped, plan().cut.pieces) == ("broad_out", True, 1)
+    assert plan(accumulate=True) == dataclasses.replace(plan(), problem=plan(accumulate=True).problem)
+    # A BF16 result would be stored in pieces of 16 bytes; the sums are the same, uncut.
+    assert (plan("bfloat16").swapped, plan("bfloat16").cut.pieces) == (False, 1)
+    assert not plan_gemm_cuda(problem(48, 4096, 16384, accumulate=True)).swapped
+
+
 def test_transposed_results_are_cut_by_the_layout_of_the_operands():
     straight = plan_gemm_cuda(problem(48, 4096, 16384))
     turned = plan_gemm_cuda(problem(4096, 48, 16384, out_major="m"))

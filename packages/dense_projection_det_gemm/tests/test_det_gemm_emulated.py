@@ -58,6 +58,7 @@ def compute(
     pieces=None,
     whole=0,
     halved=False,
+    swapped=None,
     multiprocessors=4,
 ):
     """Run one product and compare it with float64; returns a contiguous copy of the result and its plan."""
@@ -73,7 +74,9 @@ def compute(
         out.fill_(math.nan)
     with package:
         backend = cuda.GemmBackend(package.module, architecture, multiprocessors, lambda: 0)
-        plan = plan_gemm_cuda(problem, backend.native, stage=stage, pieces=pieces, whole=whole, halved=halved)
+        plan = plan_gemm_cuda(
+            problem, backend.native, stage=stage, pieces=pieces, whole=whole, halved=halved, swapped=swapped
+        )
         backend.prepare("gemm_out", problem, a, b, out, plan)[1]()
     error = float((out.double() - exact).norm() / exact.norm().clamp(min=1e-30))
     assert error < LIMIT[dtype], (error, plan)
@@ -186,6 +189,46 @@ def test_one_cluster_walks_many_units(emulated, layout):
     package.options = Options(order="lazy")
     for stage in ("wide_out", "broad_out"):
         compute(package, "sm_90a", (2, 600, 136, 200), layout, stage=stage, pieces=1, multiprocessors=2)
+
+
+KEPT = [stage for stage, tile in NATIVE.items() if tile.kept_blocks]
+
+
+@pytest.mark.parametrize("stage", KEPT)
+def test_a_kept_operand_changes_with_batch_and_columns(emulated, stage):
+    """While A streams on, however units are dealt out: the bits of a program that reads B with every tile."""
+    package, tile = emulated("sm_90a"), NATIVE[stage]
+    depth = 64 * tile.kept_blocks - 40
+    for package.options, layout in zip(ORDERS, LAYOUTS[:3]):
+        size = (2, 270, tile.columns + 8, depth)
+        expected, _ = compute(package, "sm_90a", size, layout, stage="middle_out", pieces=1)
+        for count in (2, 6):
+            assert torch.equal(
+                compute(package, "sm_90a", size, layout, stage=stage, pieces=1, multiprocessors=count)[0], expected
+            )
+    compute(package, "sm_90a", (1, 130, 72, depth), ("k", "k"), FP32, stage=stage, accumulate=True)
+
+
+@pytest.mark.parametrize("stage", KEPT)
+def test_what_a_kept_operand_has_no_room_for_is_refused(emulated, stage):
+    most = 64 * NATIVE[stage].kept_blocks
+    with pytest.raises(ValueError, match=f"b: expected at most {most} rows in this program, got {most + 8}"):
+        compute(emulated("sm_90a"), "sm_90a", (1, 130, 72, most + 8), ("k", "k"), stage=stage)
+
+
+def test_a_transpose_that_is_stored_transposed(emulated):
+    """FP32, overwriting and adding, ragged: the bits of the straight product."""
+    package, layout, stage = emulated("sm_90a"), ("m", "n"), "broad_out"
+    for package.options, size in zip(ORDERS, ((2, 150, 304, 330), (1, 72, 264, 130), (2, 200, 264, 70))):
+        for accumulate in (False, True):
+            expected, _ = compute(
+                package, "sm_90a", size, layout, FP32, stage="wide_out", pieces=1, accumulate=accumulate
+            )
+            turned, plan = compute(
+                package, "sm_90a", size, layout, FP32, stage=stage, pieces=1, swapped=True, accumulate=accumulate
+            )
+            assert plan.swapped
+            assert torch.equal(turned, expected)
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)

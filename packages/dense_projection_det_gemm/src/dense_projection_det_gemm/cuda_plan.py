@@ -34,6 +34,8 @@ class Tile:
         And for its results.
     halves
         Whether a unit may be computed as its left and its right columns.
+    kept_blocks
+        Blocks of the contraction of B that the program keeps in shared memory for all rows; 0: B comes with every tile.
     """
 
     number: int
@@ -43,6 +45,7 @@ class Tile:
     block_ns: float
     unit_ns: float
     halves: bool = False
+    kept_blocks: int = 0
 
 
 PORTABLE = Tile(7, 128, 128, 264, 900.0, 1000.0)
@@ -53,6 +56,7 @@ NATIVE = {
     "middle_out": Tile(1, 256, 128, 66, 340.0, 700.0),
     "narrow_out": Tile(2, 256, 64, 66, 330.0, 500.0),
     "slim_out": Tile(4, 64, 256, 66, 500.0, 500.0),
+    "kept_out": Tile(8, 128, 512, 66, 620.0, 1200.0, kept_blocks=3),
 }
 
 MIN_PIECE_BLOCKS = 8
@@ -64,6 +68,8 @@ GROUP_ROWS = 8  # units along m that are visited before the columns advance
 # With so few blocks the stores of a result are all there is: they go fastest where a tile's results have room in shared
 # memory, which is the case of this stage's, and where units at work write whole rows.
 STORED_BLOCKS, STORED_STAGE, STORED_GROUP_ROWS = 1, "broad_out", 1
+TRANSPOSING_STAGE = "broad_out"  # whose program stores an FP32 tile transposed
+KEPT_ROW_UNITS = 16  # that share a B which is worth keeping
 SUM_NS = 3000.0  # a launch, and filling and draining the device once more
 PARTIAL_BYTES_PER_NS = 3500.0
 HALF_UNIT = 0.56  # of a unit's time
@@ -94,7 +100,8 @@ class CudaGemmPlan:
     stage
         Whose program runs.
     swapped
-        The result has unit stride on m: its transpose is computed, `out.T = b.T @ a.T`.
+        The transpose is computed, `out.T = b.T @ a.T`: the result has unit stride on m, or its transpose fits tiles
+        better, which threads then store transposed.
     tile
         Of that product.
     cut
@@ -167,6 +174,13 @@ def units_of(tile: Tile, batch: int, m: int, n: int) -> int:
     return batch * math.ceil(m / tile.rows) * math.ceil(n / tile.columns)
 
 
+def keeps(tile: Tile, batch: int, m: int, n: int, blocks: int) -> bool:
+    """Return whether a program that keeps B serves a result best: B fits and fills it, and many rows share it."""
+    fits = 0 < blocks <= tile.kept_blocks and 3 * tile.columns < 4 * n <= 4 * tile.columns
+    row_units = math.ceil(m / tile.rows)
+    return fits and row_units >= KEPT_ROW_UNITS and batch * row_units >= MANY_ROUNDS * tile.at_once
+
+
 def best_stage(batch: int, m: int, n: int, blocks: int, may_cut_k: bool) -> str:
     """Return the stage whose native program is the cheapest for a result of `m` rows and `n` columns."""
 
@@ -174,15 +188,32 @@ def best_stage(batch: int, m: int, n: int, blocks: int, may_cut_k: bool) -> str:
         tile = NATIVE[stage]
         units = units_of(tile, batch, m, n)
         turns = blocks >= TURNS_MIN_BLOCKS and units >= MANY_ROUNDS * tile.at_once
-        if stage == "turns_out" and (may_cut_k or not turns):
+        if tile.kept_blocks or (stage == "turns_out" and (may_cut_k or not turns)):
             return math.inf
         return cost_ns(tile, units, blocks, best_cut(tile, units, blocks, may_cut_k))
 
+    for stage, tile in NATIVE.items():
+        if not may_cut_k and keeps(tile, batch, m, n, blocks):
+            return stage
     stored = NATIVE[STORED_STAGE]
     many = units_of(stored, batch, m, n) >= MANY_ROUNDS * stored.at_once and n > stored.columns
     if blocks <= STORED_BLOCKS and many and not may_cut_k:
         return STORED_STAGE
     return min(NATIVE, key=ns)
+
+
+def turns_over(problem: GemmProblem, stage: str, cut: Cut) -> bool:
+    """Return whether the transpose of a product that this stage would compute uncut takes a seventh less time.
+
+    Only where no contraction is cut, so that no sum depends on it; an FP32 result, which threads can store transposed.
+    """
+    if problem.out_major == "m" or problem.out_dtype != "float32" or cut.pieces > 1 or not may_cut(problem):
+        return False
+    blocks = math.ceil(problem.k / BLOCK_K)
+    straight, over = NATIVE[stage], NATIVE[TRANSPOSING_STAGE]
+    units = units_of(straight, problem.batch, problem.m, problem.n)
+    over_units = units_of(over, problem.batch, problem.n, problem.m)
+    return 7 * cost_ns(over, over_units, blocks, Cut(over_units, 1, blocks)) < 6 * cost_ns(straight, units, blocks, cut)
 
 
 @lru_cache(maxsize=1024)
@@ -194,6 +225,7 @@ def plan_gemm_cuda(
     pieces: int | None = None,
     whole: int = 0,
     halved: bool = False,
+    swapped: bool | None = None,
 ) -> CudaGemmPlan:
     """Return the plan of a problem.
 
@@ -206,8 +238,21 @@ def plan_gemm_cuda(
     stage, pieces, whole, halved
         Instead of what the planner would choose, for tests and measurements: the units after the first `whole` are cut
         into `pieces`, or halved.
+    swapped
+        Whether the transpose is computed, instead of where the planner would.
     """
-    swapped = problem.out_major == "m"
+    free = native and stage is None and pieces is None and swapped is None and not halved
+    plan = _planned(
+        problem, native, stage, pieces, whole, halved, problem.out_major == "m" if swapped is None else swapped
+    )
+    if free and turns_over(problem, plan.stage, plan.cut):
+        return _planned(problem, native, TRANSPOSING_STAGE, 1, 0, False, True)
+    return plan
+
+
+def _planned(
+    problem: GemmProblem, native: bool, stage: str | None, pieces: int | None, whole: int, halved: bool, swapped: bool
+) -> CudaGemmPlan:
     m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
     blocks = math.ceil(problem.k / BLOCK_K)
     stage = stage or best_stage(problem.batch, m, n, blocks, may_cut(problem))
@@ -220,13 +265,16 @@ def plan_gemm_cuda(
     else:
         cut = best_cut(tile, units, blocks, may_cut(problem))
     slots = (units - cut.whole_units) * cut.pieces if cut.pieces > 1 else 0
+    group_rows = STORED_GROUP_ROWS if blocks <= STORED_BLOCKS else GROUP_ROWS
+    if tile.kept_blocks:
+        group_rows = max(1, math.ceil(m / tile.rows))  # all rows, before the B that they share changes
     return CudaGemmPlan(
         problem=problem,
         stage=stage,
         swapped=swapped,
         tile=tile,
         cut=cut,
-        group_rows=STORED_GROUP_ROWS if blocks <= STORED_BLOCKS else GROUP_ROWS,
+        group_rows=group_rows,
         order="k ascending in FP32" + (", pieces ascending in FP32" if slots else "") + ", then the output",
         workspace_bytes=4 * slots * tile.rows * tile.columns,
     )

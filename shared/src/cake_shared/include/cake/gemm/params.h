@@ -26,10 +26,11 @@ struct Tiling {
 struct Output {
   void* data;             // first element of the result, for direct accesses
   int64_t batch_stride;   // elements
-  int64_t row_stride;
+  int64_t row_stride;     // where transposed: of a column, whose rows lie next to each other
   int32_t is_fp32;
   int32_t accumulate;     // add what the result holds
   int32_t direct;         // rows are no multiple of 16 bytes: stored by threads
+  int32_t transposed;     // unit stride on m: stored by threads, by programs that can
 };
 
 struct NativeParams {
@@ -70,6 +71,7 @@ CAKE_DECLARE_KERNEL(gemm_narrow_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_slim_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_broad_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_turns_sm90, NativeParams)
+CAKE_DECLARE_KERNEL(gemm_kept_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_out_any, PortableParams)
 CAKE_DECLARE_KERNEL(gemm_sum_any, SumParams)
 

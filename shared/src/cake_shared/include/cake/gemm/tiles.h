@@ -24,6 +24,7 @@ enum class TileKind : int32_t {
   kSlim = 4,    // 64 x 128
   kBroad = 5,   // 128 x 192
   kTurns = 6,   // 128 x 128, of one consumer
+  kKept = 8,    // 128 x 256 whose B stays in shared memory; 7 is the portable program
 };
 
 struct TileShape {
@@ -31,17 +32,19 @@ struct TileShape {
   int stages;
   int store_buffers;  // blocks of a warpgroup's results in shared memory
   bool pair_along_m;  // the cluster's CTAs have neighbouring rows and share B; else neighbouring columns, and share A
+  int kept_bytes;     // of B in shared memory, all of the contraction; 0: B comes with each stage
 };
 
 CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
   switch (kind) {
-    case TileKind::kWide: return {128, 256, 4, 2, true};
-    case TileKind::kMiddle: return {128, 128, 6, 2, true};
-    case TileKind::kNarrow: return {128, 64, 8, 2, true};
-    case TileKind::kFlat: return {64, 256, 4, 2, false};
-    case TileKind::kTurns: return {128, 128, 6, 2, true};
-    case TileKind::kSlim: return {64, 128, 8, 2, false};
-    default: return {128, 192, 4, 4, true};
+    case TileKind::kWide: return {128, 256, 4, 2, true, 0};
+    case TileKind::kMiddle: return {128, 128, 6, 2, true, 0};
+    case TileKind::kNarrow: return {128, 64, 8, 2, true, 0};
+    case TileKind::kFlat: return {64, 256, 4, 2, false, 0};
+    case TileKind::kTurns: return {128, 128, 6, 2, true, 0};
+    case TileKind::kSlim: return {64, 128, 8, 2, false, 0};
+    case TileKind::kKept: return {128, 256, 6, 2, false, 96 * 1024};
+    default: return {128, 192, 4, 4, true, 0};
   }
 }
 
@@ -58,5 +61,8 @@ struct OperandBoxes {
 
 CAKE_GEMM_HOST_DEVICE constexpr OperandBoxes a_boxes(TileShape tile) { return {tile.m, !tile.pair_along_m}; }
 CAKE_GEMM_HOST_DEVICE constexpr OperandBoxes b_boxes(TileShape tile) { return {tile.n, tile.pair_along_m}; }
+
+// What a block of a kept B takes: of 64 elements of the contraction, all columns of a CTA.
+CAKE_GEMM_HOST_DEVICE constexpr int kept_block_bytes(TileShape tile) { return tile.n * kBlockK * 2; }
 
 }  // namespace cake::gemm

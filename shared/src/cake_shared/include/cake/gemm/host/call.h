@@ -33,7 +33,8 @@ struct GemmCall {
   int64_t slots;  // [slots, unit_rows, unit_columns]
 };
 
-// a [L, M, K], b [L, K, N] BF16, out [L, M, N] BF16 or FP32 with unit stride on n, workspace FP32 of all slots of the cut units.
+// a [L, M, K], b [L, K, N] BF16, out [L, M, N] BF16 or FP32 with unit stride on n (or, FP32, on m for programs that can), workspace
+// FP32 of all slots of the cut units.
 inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const TensorView& out, const Choices& choices) {
   GemmCall call{};
   call.device = out.device();
@@ -46,7 +47,9 @@ inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const Tenso
   host::detail::check_dtype("out", out, {host::kBFloat16, host::kFloat32});
   host::detail::check_shape("out", out, {call.batches, call.m, call.n});
   host::detail::declare("out", out, true, choices.accumulate);
-  if (call.n > 1 && out.stride(2) != 1) {
+  const bool transposed = call.n > 1 && out.stride(2) != 1;
+  if (transposed && !(choices.kind == TileKind::kBroad && choices.pieces == 1 && (call.m == 1 || out.stride(1) == 1) &&
+                      host::same_dtype(out.dtype(), host::kFloat32))) {
     TVM_FFI_THROW(ValueError) << "out: expected unit stride on n, got strides " << host::sizes_text(out.strides());
   }
   constexpr int64_t kExtentLimit = int64_t{1} << 31;
@@ -55,10 +58,11 @@ inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const Tenso
   }
   const bool is_fp32 = host::same_dtype(out.dtype(), host::kFloat32);
   const int64_t element_bytes = is_fp32 ? 4 : 2;
-  const int64_t row_stride = call.m > 1 ? out.stride(1) : (call.n + 7) / 8 * 8;
+  const int64_t row_stride = transposed ? out.stride(2) : call.m > 1 ? out.stride(1) : (call.n + 7) / 8 * 8;
   call.output = {host::detail::first_element(out), call.batches > 1 ? out.stride(0) : row_stride,
                  row_stride,                       is_fp32,
-                 choices.accumulate,               call.n * element_bytes % 16 != 0};
+                 choices.accumulate,               (transposed ? call.m : call.n) * element_bytes % 16 != 0,
+                 transposed};
   if (choices.accumulate && !is_fp32) TVM_FFI_THROW(TypeError) << "out: expected float32 where it accumulates";
   return call;
 }

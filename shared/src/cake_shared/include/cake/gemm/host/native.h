@@ -13,10 +13,11 @@ inline constexpr int kNativeThreads = 384;
 inline constexpr int kCtasPerCluster = 2;
 
 constexpr uint32_t native_smem_bytes(TileShape tile) {
-  const uint32_t stage = static_cast<uint32_t>(tile.m + tile.n) * kBlockK * 2;
+  const uint32_t stages = static_cast<uint32_t>(tile.stages), kept = static_cast<uint32_t>(tile.kept_bytes);
+  const uint32_t stage = static_cast<uint32_t>(tile.m + (kept > 0 ? 0 : tile.n)) * kBlockK * 2;
   const uint32_t store = 2 * static_cast<uint32_t>(tile.store_buffers) * kStoreRows * kStoreRowBytes;
-  const uint32_t barriers = 16 * static_cast<uint32_t>(tile.stages);
-  return (stage * static_cast<uint32_t>(tile.stages) + store + barriers + 1023) / 1024 * 1024;
+  const uint32_t barriers = 16 * stages + (kept > 0 ? 8 * (1 + kept / kept_block_bytes(tile)) : 0);
+  return (stage * stages + kept + store + barriers + 1023) / 1024 * 1024;
 }
 
 // A legal pitch where an axis of extent 1 has a stride that means nothing.
@@ -73,10 +74,22 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
     case TileKind::kSlim: return CAKE_KERNEL_REF(gemm_slim_sm90);
     case TileKind::kBroad: return CAKE_KERNEL_REF(gemm_broad_sm90);
     case TileKind::kTurns: return CAKE_KERNEL_REF(gemm_turns_sm90);
+    case TileKind::kKept: return CAKE_KERNEL_REF(gemm_kept_sm90);
     default: break;
   }
   TVM_FFI_THROW(ValueError) << "program: expected one of this package, got " << static_cast<int32_t>(kind);
   return {};
+}
+
+// What the programs that keep B in shared memory take.
+inline void check_kept(const GemmCall& call, TileShape tile, const Choices& choices) {
+  const int64_t most = int64_t{tile.kept_bytes} / kept_block_bytes(tile) * kBlockK;
+  if (call.k > most) TVM_FFI_THROW(ValueError) << "b: expected at most " << most << " rows in this program, got " << call.k;
+  if (choices.pieces > 1) TVM_FFI_THROW(ValueError) << "pieces: expected 1 in this program, got " << choices.pieces;
+  if (choices.group_rows < ceil_div(call.m, tile.m)) {
+    TVM_FFI_THROW(ValueError) << "group_rows: expected all " << ceil_div(call.m, tile.m) << " units of rows in this program, got "
+                              << choices.group_rows;
+  }
 }
 
 inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorView& b, const TensorView& out,
@@ -86,6 +99,7 @@ inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorVie
     TVM_FFI_THROW(ValueError) << "halved: expected false for tiles of " << tile.m << " x " << tile.n << ", got true";
   }
   GemmCall call = check_gemm(a, b, out, choices);
+  if (tile.kept_bytes > 0) check_kept(call, tile, choices);
   make_tiling(call, workspace, choices, tile.m * (tile.pair_along_m ? kCtasPerCluster : 1),
               tile.n * (tile.pair_along_m ? 1 : kCtasPerCluster));
   const host::DeviceGuard guard(call.device);
@@ -104,7 +118,9 @@ inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorVie
   params.tiling = call.tiling;
   if (!call.output.direct) {
     const uint64_t element_bytes = call.output.is_fp32 ? 4 : 2;
-    params.out = make_output_map(call.output.data, call.output.is_fp32, call.batches, call.m, call.n,
+    const bool transposed = call.output.transposed != 0;
+    params.out = make_output_map(call.output.data, call.output.is_fp32, call.batches, transposed ? call.n : call.m,
+                                 transposed ? call.m : call.n,
                                  static_cast<uint64_t>(call.output.row_stride) * element_bytes,
                                  static_cast<uint64_t>(call.output.batch_stride) * element_bytes);
   }
@@ -115,7 +131,10 @@ inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorVie
   }
   host::LaunchConfig config{};
   const int32_t clusters = choices.multiprocessors / kCtasPerCluster;
-  const int32_t wanted = params.tiling.units < clusters ? params.tiling.units : (clusters > 0 ? clusters : 1);
+  int32_t wanted = params.tiling.units < clusters ? params.tiling.units : (clusters > 0 ? clusters : 1);
+  // As many clusters to each B, if hardly any are left over: they then read and write the same rows at the same time.
+  const int64_t groups = int64_t{params.tiling.batches} * params.tiling.column_units;
+  if (tile.kept_bytes > 0 && groups <= wanted && wanted % groups * 8 <= wanted) wanted -= static_cast<int32_t>(wanted % groups);
   config.grid = {static_cast<uint32_t>(wanted * kCtasPerCluster)};
   config.block = {kNativeThreads};
   config.cluster = {kCtasPerCluster};

@@ -8,12 +8,14 @@
 
 namespace cake::gemm {
 
-// As `PROGRAMS` of the planner counts them; those before it are native, of that TileKind.
-inline constexpr int64_t kPortableProgram = 7;
+// As the planner counts them; the others are native, of that TileKind.
+inline constexpr int64_t kPortableProgram = 7, kLastProgram = 8;
 
 inline Choices check_choices(int64_t program, bool a_k_major, bool b_k_major, bool accumulate, int64_t whole_units, int64_t pieces,
                              int64_t piece_blocks, bool halved, int64_t group_rows, int64_t multiprocessors) {
-  if (program < 0 || program > kPortableProgram) TVM_FFI_THROW(ValueError) << "program: expected 0 to 7, got " << program;
+  if (program < 0 || program > kLastProgram) {
+    TVM_FFI_THROW(ValueError) << "program: expected 0 to " << kLastProgram << ", got " << program;
+  }
   if (whole_units < 0 || pieces < 1 || piece_blocks < 0 || group_rows < 1 || multiprocessors < 1) {
     TVM_FFI_THROW(ValueError) << "whole_units, pieces, piece_blocks, group_rows, multiprocessors: expected counts, got " << whole_units
                               << ", " << pieces << ", " << piece_blocks << ", " << group_rows << ", " << multiprocessors;

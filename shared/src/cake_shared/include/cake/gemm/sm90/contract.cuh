@@ -22,6 +22,7 @@ struct Config {
   static constexpr int kConsumerColumns = kSplitsRows ? kTile.n : kTile.n / kConsumers;
   static constexpr bool kTurns = kKind == TileKind::kTurns;  // a consumer has all of every other tile: see in_turns.cuh
   static constexpr int kReaders = kTurns ? 1 : kConsumers;   // of a stage
+  static constexpr bool kTransposes = kKind == TileKind::kBroad;  // results with unit stride on the rows may come
   static constexpr int kStages = kTile.stages;
   static constexpr uint32_t kABytes = kTile.m * kBlockK * 2, kBBytes = kTile.n * kBlockK * 2;
 };

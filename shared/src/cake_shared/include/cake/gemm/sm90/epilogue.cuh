@@ -89,6 +89,39 @@ __device__ __forceinline__ void add_previous(float (&acc)[kCount], const NativeP
   }
 }
 
+// acc to an FP32 result with unit stride on the rows, or added to what that holds: a warp's lanes have eight rows next to each other,
+// whole sectors of 32 bytes.
+template <int kCount>
+__device__ __forceinline__ void store_transposed(const float (&acc)[kCount], const NativeParams& p, int row, int column, int batch) {
+  const int lane = threadIdx.x % 32;
+  const int first = row + threadIdx.x % 128 / 32 * 16 + lane / 4, left = column + lane % 4 * 2;
+  float* const out = static_cast<float*>(p.output.data) + batch * p.output.batch_stride;
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = first + i / 2 * 8, c = left + 8 * j + i % 2;
+      if (r >= p.m || c >= p.n) continue;
+      float* const to = out + c * p.output.row_stride + r;
+      *to = p.output.accumulate ? __fadd_rn(*to, acc[4 * j + i]) : acc[4 * j + i];
+    }
+  }
+}
+
+// 64 columns of the accumulators from 64 * kBlock on, transposed: the caller's half (32 rows) as [column][row] FP32, swizzled.
+template <int kBlock, int kCount>
+__device__ __forceinline__ void write_transposed(const float (&acc)[kCount], char* buffer) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x % 64 / 32 * 16 + lane / 4;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = row + i / 2 * 8, c = 8 * j + lane % 4 * 2 + i % 2;
+      *reinterpret_cast<float*>(buffer + c * kStoreRowBytes + ((r / 4 ^ (c & 7)) << 4) + r % 4 * 4) = acc[4 * (8 * kBlock + j) + i];
+    }
+  }
+}
+
 // Where a consumer's 64 rows go: the result, or a slot of the partial sums.
 struct Place {
   const host::TensorMap* map;
@@ -139,8 +172,41 @@ __device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreRi
   }
 }
 
+// The consumer's 64 rows by kCount * 2 columns of an FP32 result with unit stride on the rows, 64 columns in two buffers at a time.
+template <int kFirst, int kBuffers, int kCount>
+__device__ __forceinline__ void store_transposed_blocks(const float (&acc)[kCount], StoreRing<kBuffers>& blocks, const NativeParams& p,
+                                                        int row, int column, int batch, int consumer) {
+  constexpr int kAtOnce = kBuffers / 2, kBlocks = kCount / 32;
+  if constexpr (kFirst < kBlocks) {
+    if (column + 64 * kFirst >= p.n) return;
+    const bool elected = threadIdx.x % 128 == 0;
+    const int half = threadIdx.x % 128 / 64;
+    if (elected) ptx::bulk_wait_read<0>();
+    ptx::named_barrier_sync(1 + consumer, 128);
+    write_transposed<kFirst>(acc, blocks.buffer[half]);
+    if constexpr (kAtOnce > 1 && kFirst + 1 < kBlocks) write_transposed<kFirst + 1>(acc, blocks.buffer[2 + half]);
+    ptx::fence_async_shared();
+    ptx::named_barrier_sync(1 + consumer, 128);
+    if (elected) {
+#pragma unroll
+      for (int block = 0; block < kAtOnce && kFirst + block < kBlocks; ++block) {
+        const int at = column + 64 * (kFirst + block);
+        if (at >= p.n) break;
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          if (row + 32 * upper >= p.m) break;
+          const int32_t coordinates[3] = {row + 32 * upper, at, batch};
+          ptx::tensor_store(&p.out, coordinates, blocks.buffer[2 * block + upper]);
+        }
+      }
+      ptx::bulk_commit();
+    }
+    store_transposed_blocks<kFirst + kAtOnce>(acc, blocks, p, row, column, batch, consumer);
+  }
+}
+
 // The consumer's 64 rows by kCount * 2 columns, which begin at this row and column of the unit.
-template <int kBuffers, int kCount>
+template <bool kTransposes = false, int kBuffers, int kCount>
 __device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreRing<kBuffers>& blocks, const NativeParams& p,
                                            const Unit& unit, int row_in_unit, int column_in_unit,
                                            int consumer) {
@@ -151,6 +217,16 @@ __device__ __forceinline__ void store_tile(float (&acc)[kCount], StoreRing<kBuff
     const Place to{&p.partials, row_in_unit, column_in_unit, unit.slot, p.n - column, false};
     store_blocks<0, kCount / 16>(acc, blocks, p, to, true, consumer);
     return;
+  }
+  if constexpr (kTransposes) {
+    if (p.output.transposed) {
+      if (p.output.accumulate || p.output.direct) {
+        store_transposed(acc, p, row, column, unit.batch);
+      } else {
+        store_transposed_blocks<0>(acc, blocks, p, row, column, unit.batch, consumer);
+      }
+      return;
+    }
   }
   if (p.output.accumulate) add_previous(acc, p, row, column, unit.batch);
   const Place to{&p.out, row, column, unit.batch, p.n - column, p.output.direct != 0};

@@ -110,8 +110,8 @@ __device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& 
   }
   const int row = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
   const int column = (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * kColumns);
-  store_tile(acc, smem.store[consumer], p, unit, row,
-             column + (kColumns < C::kConsumerColumns ? unit.half * kColumns : 0), consumer);
+  store_tile<C::kTransposes>(acc, smem.store[consumer], p, unit, row,
+                             column + (kColumns < C::kConsumerColumns ? unit.half * kColumns : 0), consumer);
 }
 
 template <class C>

@@ -50,7 +50,7 @@ def test_waves_of_heads_and_of_halves_move_no_bit(monkeypatch, lengths, key_head
     for heads, halves, warps in ((key_heads, 1, 4), (key_heads, 2, 4), (key_heads, 2, 8), (1, 1, 8), (1, 2, 4)):
         with monkeypatch.context() as patch:
             force_waves(patch, heads, halves, warps)
-            results = run(rule, case, output_final_state=False)
+            results = run(rule, case, output_final_state=keeps_states)
         for name in TOKEN_RESULTS:
             assert_bitwise_equal(
                 results[name], expected[name], f"{name} of {heads} heads, {halves} halves, {warps} warps"

@@ -50,7 +50,8 @@ def run_text(report: dict, plot: str) -> str:
     equal = all(proof["holds"] for proof in report["proofs"])
     speed = len(losses) * config["tokens"] / report["training_seconds"]
     found = (
-        f"From {losses[0]:.2f} nats a byte to {sum(tail) / len(tail):.2f} after {len(losses)} steps, "
+        f"From {losses[0]:.2f} nats a byte to {sum(tail) / len(tail):.2f} "
+        f"(mean of the last {len(tail)} of {len(losses)} steps), "
         f"{report['held_out']['loss_nats_per_byte']:.2f} on held-out documents; "
         f"{report['training_seconds']:.0f} s of training ({speed:,.0f} tokens a second) and "
         f"{report['proof_seconds']:.0f} s of proofs on {place_of(report)}. "
@@ -58,6 +59,7 @@ def run_text(report: dict, plot: str) -> str:
     )
     parts = [f"![Loss of every step]({plot})", found]
     if report["backend"] != "cpu":
+        parts.append("Hashes of that run; another machine gives other ones:")
         lines = ["| what must agree | runs and places | SHA-256 | agree |", "|---|---|---|---|"]
         for proof in report["proofs"]:
             hashes = ", ".join(f"`{text[:16]}`" for text in dict.fromkeys(proof["hashes"].values()))

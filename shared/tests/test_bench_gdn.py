@@ -203,6 +203,7 @@ def test_tables_of_a_result_are_made_again_from_its_figures(tmp_path):
         "median_ms": {"ours": 1.0, SAME_ARM: 1.0, "FLA": 3.0},
         "ratio_to_ours": {"FLA": 3.0},
         "verdict": {"FLA": "ours is faster"},
+        "orders": 1,
     }
     data = {
         "cases": {f"{group} | fwd | graph": case},
@@ -219,6 +220,28 @@ def test_tables_of_a_result_are_made_again_from_its_figures(tmp_path):
     assert "Stale" not in titles
     assert titles[-1] == "Host"
     assert any(row[:3] == ["4 x 4096, 8/16", "1.000", "3.00"] for t in Result.load(path).tables for row in t.rows)
+    assert "in one process, in one order" in Result.load(path).markdown("h200")
+
+
+@pytest.mark.parametrize(
+    ("orders", "said"),
+    [
+        ([2, 2], "two processes with opposite orders"),
+        ([1, 1], "one process, in one order"),
+        ([2, 1], "of 1 of 2 cases"),
+    ],
+)
+def test_a_note_says_in_which_processes_samples_were_taken(orders, said):
+    cases = {
+        f"{work.name}, {work.h}/{work.hv} | FP32 | fwd | graph": {
+            "median_ms": {"ours": 1.0},
+            "ratio_to_ours": {},
+            "verdict": {},
+            "orders": n,
+        }
+        for work, n in zip(GDN, orders, strict=False)
+    }
+    assert said in time_table(cases, GDN, "FP32", "graph", "ours", True).note
 
 
 def test_tables_that_are_not_for_the_readme_stay_in_the_file(tmp_path):

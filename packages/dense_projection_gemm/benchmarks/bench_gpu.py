@@ -53,10 +53,17 @@ def cells():
 
 
 def twin_figures(gpu):
-    """What the deterministic package's own bench found on such a GPU; none where there is no such result."""
+    """What the bench of this version of the deterministic package found on such a GPU; empty where it did not run."""
     name = f"{gpu.split()[-1].lower()}.json"
     path = Path(__file__).resolve().parents[2] / "dense_projection_det_gemm" / "benchmarks" / "results" / name
-    return Result.load(path).data["cells"] if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    result = Result.load(path)
+    if result.environment["package"] != det.__version__:
+        version = result.environment["package"]
+        print(f"{path} is of version {version}, not {det.__version__}: no table of all rows", file=sys.stderr)
+        return {}
+    return result.data["cells"]
 
 
 def tables(figures):

@@ -72,6 +72,15 @@ def peers_of(cases: dict[str, dict], ours: str) -> list[str]:
     return list(dict.fromkeys(n for c in cases.values() for n in c["median_ms"] if n not in (ours, SAME_ARM)))
 
 
+def _processes(orders: list[int]) -> str:
+    """In which processes the samples of cases were taken, each of which had so many orders of the arms."""
+    if min(orders) > 1:
+        return "two processes with opposite orders"
+    if max(orders) == 1:
+        return "one process, in one order"
+    return f"two processes with opposite orders, of {orders.count(1)} of {len(orders)} cases in one order alone"
+
+
 def time_table(
     cases: dict[str, dict], workloads: Sequence[GdnWorkload], beta: str, launch: str, ours: str, readme: bool
 ) -> Table | None:
@@ -97,9 +106,12 @@ def time_table(
         rows.append(row)
     if not operations:
         return None
+    orders = [
+        case["orders"] for name, case in cases.items() if name.endswith(f" | {launch}") and f" | {beta} | " in name
+    ]
     note = (
         "Our milliseconds, then each peer's time over ours (= where our own spread does not tell them apart, bold "
-        "where ours is slower). Medians of samples taken in turn in two processes with opposite orders, L2 cold."
+        f"where ours is slower). Medians of samples taken in turn in {_processes(orders)}, L2 cold."
     )
     if len(measured) < len(workloads):
         note += f" Of {len(workloads)} workloads the other {len(workloads) - len(measured)} were not timed."

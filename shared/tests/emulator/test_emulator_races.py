@@ -12,6 +12,7 @@ from cake_shared.emulator import (
     BarrierMisuse,
     EmulatorError,
     IllegalInstruction,
+    MissingProxyFence,
     Module,
     Options,
     OutOfBounds,
@@ -46,6 +47,9 @@ PAIRS = {
     "reset_to_the_same": (SharedRace,),
     "same_value_then_another": (SharedRace,),
     "fence_for_barrier": STORES,
+    "fence_before_store": (MissingProxyFence,),
+    "fence_between_stores": (MissingProxyFence,),
+    "fence_of_global": (MissingProxyFence,),
     "init_arrive": BEGIN,
     "init_wait": BEGIN,
     "init_test_wait": BEGIN,
@@ -76,11 +80,13 @@ CLUSTERS = {
     "remote_sums": (SharedRace, UninitialisedRead),
     "exit_arrive": (SharedRace, OutOfBounds),
     "exit_read": (SharedRace, OutOfBounds),
+    "exit_read_behind_arrival": (SharedRace, OutOfBounds),
 }
 # Whether these show depends on who comes first.
 SOMETIMES = {
     "and_back_again": (SharedRace,),
     "last_of_all": (SharedRace,),
+    "last_adds_up": (SharedRace,),
     "runs_ahead": (SharedRace,),
     "counts_ahead": (SharedRace,),
 }

@@ -306,4 +306,15 @@ PAIR_IN(init_cp_async) PAIR(fill_then_init) PAIR(inval_wait) PAIR(inval_arrive) 
 PAIR_IN(inval_copy) PAIR_IN(inval_known_to_another) PAIR(twice_initialised) PAIR(store_over) PAIR(atomic_over)
 PAIR(read_of) PAIR_IN(copy_over) PAIR_IN(store_after_signal) PAIR(remote_arrive) PAIR(init_fence)
 PAIR(init_fence_is_of_initialisations) PAIR_IN(multicast) PAIR(remote_store) PAIR(remote_add) PAIR(remote_sums)
-PAIR(exit_arrive) PAIR(exit_read)
+template <bool R> __device__ void exit_read_behind_arrival(uint32_t* out) {  // which the barrier does not wait for
+  __shared__ uint32_t s;
+  if (threadIdx.x == 0) s = 1;
+  cluster_barrier();
+  uint32_t v;
+  if (!R) EMIT("barrier.cluster.arrive.relaxed.aligned;");
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(peer(&s, cta_rank() ^ 1)) : "memory");
+  if (R) EMIT("barrier.cluster.arrive.relaxed.aligned;");
+  EMIT("barrier.cluster.wait.aligned;");
+  out[threadIdx.x] = v;
+}
+PAIR(exit_arrive) PAIR(exit_read) PAIR(exit_read_behind_arrival)

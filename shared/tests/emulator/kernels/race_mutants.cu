@@ -276,6 +276,54 @@ template <bool R> __device__ void counts_ahead(uint32_t* out) {  // by a counter
   if (threadIdx.x >= 32 && threadIdx.x < 64) out[l] = sum;
 }
 
+// ---- fences of the proxies: of what lies before them, of the memory that they name
+
+__device__ __forceinline__ void copy_out(uint32_t* to, const void* from) {
+  EMIT("");
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256;" ::"l"(to), "r"(address(from)) : "memory");
+  EMIT("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;");
+}
+template <bool R> __device__ void fence_before_store(uint32_t* out) {
+  __shared__ __align__(128) uint32_t s[64];
+  if (!R) proxy_fence();
+  if (threadIdx.x < 64) s[threadIdx.x] = threadIdx.x;
+  if (R) proxy_fence();
+  __syncthreads();
+  if (threadIdx.x == 0) copy_out(out, s);
+}
+template <bool R> __device__ void fence_between_stores(uint32_t* out) {  // the first half of the bytes lies before it
+  __shared__ __align__(128) uint32_t s[64];
+  if (threadIdx.x < 32) {
+    s[threadIdx.x] = 1;
+    proxy_fence();
+    s[32 + threadIdx.x] = 2;
+    if (R) proxy_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) copy_out(out, s);
+}
+template <bool R> __device__ void fence_of_global(uint32_t* out) {
+  __shared__ __align__(128) uint32_t s[64];
+  if (threadIdx.x < 64) s[threadIdx.x] = threadIdx.x;
+  if (R) EMIT("fence.proxy.async;"); else EMIT("fence.proxy.async.global;");
+  __syncthreads();
+  if (threadIdx.x == 0) copy_out(out, s);
+}
+template <bool R> __device__ void last_adds_up(uint32_t* out) {  // who comes last must fence behind its ticket, too
+  __shared__ uint32_t part[4], n;
+  if (threadIdx.x == 0) n = 0;
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) {
+    part[threadIdx.x / 32] = threadIdx.x;
+    __threadfence_block();
+    if (atomicAdd(&n, 1) == 3) {
+      if (R) __threadfence_block();
+      out[0] = part[0] + part[1] + part[2] + part[3];
+    }
+  }
+}
+
+PAIR(fence_before_store) PAIR(fence_between_stores) PAIR(fence_of_global) PAIR(last_adds_up)
 PAIR(counter) PAIR(counter_again) PAIR(masked_counter) PAIR(volatile_after_store) PAIR(byte_of_a_word)
 PAIR(vector_clear) PAIR(spin_lock) PAIR(strong_hides_release) PAIR_IN(copied_then_counted)
 PAIR(two_volatile_writers) PAIR(read_after_own_atomic) PAIR(last_warp_reads) PAIR(last_of_all) PAIR(last_arrival_resets)

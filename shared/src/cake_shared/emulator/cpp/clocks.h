@@ -79,9 +79,11 @@ class Clocks {
     const Knowledge& k = warps_knowledge_[warp];
     return k.seen[initialiser] >= clock || k.inits[initialiser] >= clock;
   }
+  // What the warp writes from now on does not lie before it.
   void proxy_fence(u32 warp) {
     Knowledge& k = warps_knowledge_[warp];
     for (u32 w = 0; w < warps_; ++w) k.fenced[w] = k.seen[w];
+    ++k.seen[warp];
   }
   // Strong accesses to global memory count as accesses to one place: who acquires there may have learned through any chain
   // of other CTAs from whoever released there.
@@ -89,7 +91,9 @@ class Clocks {
 
   void cluster_arrive(u32 warp, u32 lanes, bool relaxed) {
     meeting_[warp] = now(warp);
-    relaxed ? release_relaxed(warp, cluster_arriving_) : release(warp, lanes, cluster_arriving_);
+    if (!relaxed) return release(warp, lanes, cluster_arriving_);
+    release_relaxed(warp, cluster_arriving_);
+    ++warps_knowledge_[warp].seen[warp];  // the barrier does not wait for what follows
   }
   void cluster_complete() {
     cluster_completed_.learn(cluster_arriving_);

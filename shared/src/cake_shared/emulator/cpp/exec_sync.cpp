@@ -231,16 +231,18 @@ void decode_barrier(Decoder& d, Ins& i) {
   i.fn = h_barrier;
 }
 
-enum Fence : u32 { kPlain, kProxyAsync, kProxyAsyncShared, kProxyTensormap, kProxyAlias, kBarrierInit };
+enum Fence : u32 { kPlain, kProxyAsync, kProxyAsyncShared, kProxyAsyncGlobal, kProxyTensormap, kProxyAlias, kBarrierInit };
 constexpr i64 kAcquires = 1, kReleases = 2, kTotal = 4;  // Ins::imm of a plain one
 
 void h_fence(Warp& w, const Ins& i) {
-  if (i.flags == kProxyAsync && w.gang->launch->record) w.gang->launch->record->proxy_fenced = true;
+  const bool of_global = i.flags == kProxyAsync || i.flags == kProxyAsyncGlobal;
+  if (of_global && w.gang->launch->record) w.gang->launch->record->proxy_fenced = true;
   if (!w.cta->shadow) return;
   Clocks& clocks = w.gang->clocks;
   if (i.flags == kProxyAsync || i.flags == kProxyAsyncShared) clocks.proxy_fence(actor_of(w));
   if (i.flags == kBarrierInit) clocks.init_fence(actor_of(w));
   if (i.flags == kPlain) clocks.fence(actor_of(w), w.mask, i.imm & kAcquires, i.imm & kReleases, i.imm & kTotal);
+  if (i.flags == kPlain && i.imm & kTotal) told_others(w);  // which of two comes first is for the schedule to say
 }
 
 void decode_fence(Decoder& d, Ins& i) {
@@ -260,7 +262,7 @@ void decode_fence(Decoder& d, Ins& i) {
     if (m.take("async") || m.take("async::generic")) {
       const bool shared = m.has("shared::cta") || m.has("shared::cluster") || m.has("sync_restrict::shared::cta") ||
                           m.has("sync_restrict::shared::cluster");
-      i.flags = shared ? kProxyAsyncShared : kProxyAsync;
+      i.flags = shared ? kProxyAsyncShared : m.has("global") ? kProxyAsyncGlobal : kProxyAsync;
       for (const char* part : {"global", "shared::cta", "shared::cluster", "acquire", "release",
                                "sync_restrict::shared::cta", "sync_restrict::shared::cluster", "cluster"}) {
         m.take(part);

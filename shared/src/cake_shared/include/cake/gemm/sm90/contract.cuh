@@ -25,7 +25,7 @@ struct Config {
   static constexpr bool kTurns = kKind == TileKind::kTurns;  // a consumer has all of every other tile: see in_turns.cuh
   static constexpr int kReaders = kTurns ? 1 : kConsumers;   // of a stage
   static constexpr bool kStreams = kKind == TileKind::kNarrow;    // A alone is large, and read once
-  static constexpr bool kStrides = kKind == TileKind::kBroad;     // units may be small, see UnitWalk
+  static constexpr bool kStrides = kKind == TileKind::kBroad || kKind == TileKind::kSquare;  // units may be small, see UnitWalk
   static constexpr bool kTransposes = kKind == TileKind::kBroad;  // results with unit stride on the rows may come
   static constexpr int kStages = kTile.stages;
   static constexpr uint32_t kABytes = kTile.m * kBlockK * 2, kBBytes = kTile.n * kBlockK * 2;

@@ -65,14 +65,16 @@ struct UnitWalk {
   const Tiling& tiling;
   int32_t index, step;
   Unit unit;
-  bool strides;
+  bool strides, one_column;
   // What advances fastest: rows of a batch or, of units that write whole rows, the columns that they fill.
-  int32_t places = 1, step_places = 0, step_rounds = 0;
+  int32_t places = 1, step_places = 0, step_rounds = 0, filled = 0;
 
   CAKE_GEMM_HOST_DEVICE UnitWalk(const Tiling& all, int32_t first, int32_t every)
-      : tiling(all), index(first), step(every), unit(unit_of(all, first)), strides(kStrides && can_stride(all)) {
+      : tiling(all), index(first), step(every), unit(unit_of(all, first)), strides(kStrides && can_stride(all)),
+        one_column(all.column_units == 1) {
     if (!strides) return;
-    places = all.column_units == 1 ? all.row_units : all.column_units - all.last_apart;
+    places = one_column ? all.row_units : all.column_units - all.last_apart;
+    filled = all.row_units * places;
     step_rounds = step / places;
     step_places = step - step_rounds * places;
   }
@@ -83,15 +85,14 @@ struct UnitWalk {
   CAKE_GEMM_HOST_DEVICE bool more() const { return index < tiling.units; }
   CAKE_GEMM_HOST_DEVICE void advance() {
     index += step;
-    if (!more()) return;
     if (!strides) {
-      unit = unit_of(tiling, index);
-    } else if (tiling.column_units == 1) {
+      if (more()) unit = unit_of(tiling, index);
+    } else if (one_column) {
       step_over(unit.row_unit, unit.batch);
-    } else if (index < tiling.row_units * places) {
+    } else if (index < filled) {
       step_over(unit.column_unit, unit.row_unit);
     } else {
-      unit.row_unit = index - tiling.row_units * places;
+      unit.row_unit = index - filled;
       unit.column_unit = places;
     }
   }

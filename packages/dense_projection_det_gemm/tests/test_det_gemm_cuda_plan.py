@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cake_shared.gemm.problem import GemmProblem
-from dense_projection_det_gemm.cuda_plan import GROUP_ROWS, MIN_PIECE_BLOCKS, PORTABLE, plan_gemm_cuda
+from dense_projection_det_gemm.cuda_plan import GROUP_ROWS, MIN_PIECE_BLOCKS, PORTABLE, plan_gemm_cuda, units_of
 
 EXTENT = st.integers(1, 70000)
 
@@ -21,8 +21,8 @@ def problem(m, n, k, a_major="m", b_major="n", **changes):
 def test_every_block_of_every_unit_belongs_to_one_piece(m, n, k, a_major, b_major, native):
     plan = plan_gemm_cuda(problem(m, n, k, a_major, b_major), native)
     blocks = math.ceil(k / 64)
-    units = math.ceil(m / plan.tile.rows) * math.ceil(n / plan.tile.columns)
     cut = plan.cut
+    units = units_of(plan.tile, 1, m, n, (a_major, b_major) != ("m", "n"))
     assert 0 <= cut.whole_units <= units
     if cut.whole_units == units:
         assert (cut.pieces, plan.workspace_bytes) == (1, 0)
@@ -49,6 +49,16 @@ def test_rows_that_are_promised_apart_are_never_cut(layout):
 def test_a_last_round_that_half_units_fill_is_halved():
     plan = plan_gemm_cuda(problem(16384, 5120, 5120, "k", "k"))
     assert (plan.stage, plan.cut.whole_units, plan.cut.halved) == ("wide_out", 19 * 66, True)
+
+
+def test_last_rows_of_one_cta_come_two_columns_at_a_time():
+    def cut(m, a_major="k"):
+        return plan_gemm_cuda(problem(m, 4096, 4096, a_major, "n")).cut
+
+    assert (cut(16384).whole_units, cut(16384).halved) == (64 * 16, False)
+    for tokens in (16172, 16231):  # 63 x 16 + 8 units, the last 26 of them halved
+        assert (cut(tokens).whole_units, cut(tokens).halved) == (15 * 66, True)
+    assert cut(63 * 256 + 129) == cut(16384)
 
 
 def test_short_contractions_of_many_tiles_take_turns():
@@ -82,6 +92,14 @@ def test_many_rows_of_a_batch_keep_the_b_that_they_share():
     assert "kept_out" not in [other.stage for other in others]
     weight = GemmProblem(64, 16384, 512, 192, "m", "n", "bfloat16", target="cuda")  # bits would depend on the tile
     assert plan_gemm_cuda(weight).stage != "kept_out"
+
+
+def test_columns_that_square_tiles_fit():
+    def stage(m, a_major="k", b_major="k"):
+        return plan_gemm_cuda(GemmProblem(64, m, 192, 512, a_major, b_major, "bfloat16", target="cuda")).stage
+
+    assert [stage(tokens) for tokens in (16172, 16231, 16384)] == ["square_out"] * 3
+    assert stage(16384, "m", "n") != "square_out"  # a cut, and so bits, would depend on the tile
 
 
 def test_a_transpose_that_fits_tiles_better_is_computed():

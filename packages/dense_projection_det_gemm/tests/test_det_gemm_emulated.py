@@ -10,7 +10,7 @@ from cake_shared.gemm.problem import GemmProblem
 from cake_shared.target import TARGETS
 from cake_shared.testing.emulated import EmulatedPackage, emulated_or_skip
 from dense_projection_det_gemm import cuda
-from dense_projection_det_gemm.cuda_plan import NATIVE, plan_gemm_cuda
+from dense_projection_det_gemm.cuda_plan import NATIVE, plan_gemm_cuda, units_of
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ORDERS = (
@@ -187,8 +187,41 @@ def test_one_cluster_walks_many_units(emulated, layout):
     """Stages and results go on from unit to unit, over batches."""
     package = emulated("sm_90a")
     package.options = Options(order="lazy")
-    for stage in ("wide_out", "broad_out"):
+    for stage in ("wide_out", "broad_out", "square_out"):
         compute(package, "sm_90a", (2, 600, 136, 200), layout, stage=stage, pieces=1, multiprocessors=2)
+    for stage in ("broad_out", "square_out"):  # several batches at a stride
+        compute(package, "sm_90a", (5, 400, 72, 72), layout, stage=stage, pieces=1, multiprocessors=6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:2] + LAYOUTS[3:], ids="".join)
+def test_last_rows_by_two_ctas_with_columns_of_their_own(emulated, layout):
+    """An odd and an even number of column units, over batches, beside halved units, direct stores and added results."""
+    package = emulated("sm_90a")
+    sizes = (2, 380, 600, 200), (1, 290, 450, 136), (2, 100, 512, 72), (1, 280, 514, 136)
+    for package.options, dtype, size in zip((*ORDERS, ORDERS[0]), (BF16, FP32, FP32, BF16), sizes):
+        if layout[1] == "n" and size[2] % 8:
+            continue
+        expected, _ = compute(package, "sm_90a", size, layout, dtype, stage="middle_out", pieces=1)
+        for options in ({"pieces": 1}, {"whole": 2, "halved": True}):
+            actual, plan = compute(
+                package, "sm_90a", size, layout, dtype, stage="wide_out", multiprocessors=4, **options
+            )
+            columns, batch = math.ceil(size[2] / 256), size[0]
+            assert units_of(plan.tile, *size[:3], True) == batch * (size[1] // 256 * columns + math.ceil(columns / 2))
+            assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("depth", [24, 32, 56])
+def test_units_that_write_whole_rows(emulated, depth):
+    """A last column of units apart, units found by strides, half of a block that is neither copied nor multiplied."""
+    package = emulated("sm_90a")
+    for package.options, layout, batch in zip((*ORDERS, ORDERS[0]), LAYOUTS, (1, 2, 1, 1)):
+        size = (batch, 600, 456, depth)
+        expected, plan = compute(package, "sm_90a", size, layout, stage="middle_out", pieces=1)
+        assert plan.group_rows == 1
+        for count in (4, 10):
+            actual, _ = compute(package, "sm_90a", size, layout, stage="broad_out", pieces=1, multiprocessors=count)
+            assert torch.equal(actual, expected)
 
 
 KEPT = [stage for stage, tile in NATIVE.items() if tile.kept_blocks]

@@ -33,7 +33,8 @@ class Tile:
     unit_ns
         And for its results.
     halves
-        Whether a unit may be computed as its left and its right columns.
+        Whether a unit may be computed as its left and its right columns, and its last rows by two CTAs with columns of
+        their own.
     kept_blocks
         Blocks of the contraction of B that the program keeps in shared memory for all rows; 0: B comes with every tile.
     """
@@ -57,6 +58,7 @@ NATIVE = {
     "narrow_out": Tile(2, 256, 64, 66, 330.0, 500.0),
     "slim_out": Tile(4, 64, 256, 66, 500.0, 500.0),
     "kept_out": Tile(8, 128, 512, 66, 620.0, 1200.0, kept_blocks=3),
+    "square_out": Tile(9, 384, 192, 66, 760.0, 1300.0),
 }
 
 MIN_PIECE_BLOCKS = 8
@@ -68,6 +70,7 @@ GROUP_ROWS = 8  # units along m that are visited before the columns advance
 # With so few blocks the stores of a result are all there is: they go fastest where a tile's results have room in shared
 # memory, which is the case of this stage's, and where units at work write whole rows.
 STORED_BLOCKS, STORED_STAGE, STORED_GROUP_ROWS = 1, "broad_out", 1
+UNCUT_STAGES = "turns_out", "square_out"  # not for what may be cut: its bits depend on the tile
 TRANSPOSING_STAGE = "broad_out"  # whose program stores an FP32 tile transposed
 KEPT_ROW_UNITS = 16  # that share a B which is worth keeping
 SUM_NS = 3000.0  # a launch, and filling and draining the device once more
@@ -169,9 +172,15 @@ def best_cut(tile: Tile, units: int, blocks: int, may_cut_k: bool) -> Cut:
     return best
 
 
-def units_of(tile: Tile, batch: int, m: int, n: int) -> int:
-    """Return how many units a result has."""
-    return batch * math.ceil(m / tile.rows) * math.ceil(n / tile.columns)
+def units_of(tile: Tile, batch: int, m: int, n: int, shortens: bool = False) -> int:
+    """Return how many units a result has.
+
+    With `shortens` the last rows, where one CTA's tile has them all, come in units of two columns where a tile halves.
+    """
+    rows, columns = math.ceil(m / tile.rows), math.ceil(n / tile.columns)
+    if shortens and tile.halves and columns > 1 and 0 < 2 * (m % tile.rows) <= tile.rows:
+        return batch * ((rows - 1) * columns + math.ceil(columns / 2))
+    return batch * rows * columns
 
 
 def keeps(tile: Tile, batch: int, m: int, n: int, blocks: int) -> bool:
@@ -186,9 +195,9 @@ def best_stage(batch: int, m: int, n: int, blocks: int, may_cut_k: bool) -> str:
 
     def ns(stage: str) -> float:
         tile = NATIVE[stage]
-        units = units_of(tile, batch, m, n)
+        units = units_of(tile, batch, m, n, not may_cut_k)
         turns = blocks >= TURNS_MIN_BLOCKS and units >= MANY_ROUNDS * tile.at_once
-        if tile.kept_blocks or (stage == "turns_out" and (may_cut_k or not turns)):
+        if tile.kept_blocks or (stage == "turns_out" and not turns) or (stage in UNCUT_STAGES and may_cut_k):
             return math.inf
         return cost_ns(tile, units, blocks, best_cut(tile, units, blocks, may_cut_k))
 
@@ -257,7 +266,8 @@ def _planned(
     blocks = math.ceil(problem.k / BLOCK_K)
     stage = stage or best_stage(problem.batch, m, n, blocks, may_cut(problem))
     tile = NATIVE[stage] if native else PORTABLE
-    units = units_of(tile, problem.batch, m, n)
+    uncut = not may_cut(problem) and (pieces is None or pieces == 1)
+    units = units_of(tile, problem.batch, m, n, uncut)
     if halved:
         cut = Cut(whole, 1, blocks, True)
     elif pieces is not None:

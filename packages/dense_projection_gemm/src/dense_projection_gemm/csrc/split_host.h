@@ -91,7 +91,7 @@ inline SplitLaunches make_split(const TensorView& a, const TensorView& b, const 
   made.zeroes = splits > 0 && !choices.accumulate;
   made.rounds = splits > 0 && !p.is_fp32;
   made.gemm.grid = {static_cast<uint32_t>(choices.clusters * gemm::kCtasPerCluster)};
-  made.gemm.block = {gemm::kNativeThreads};
+  made.gemm.block = {gemm::native_threads(tile)};
   made.gemm.cluster = {gemm::kCtasPerCluster};
   made.gemm.smem_bytes = gemm::native_smem_bytes(tile);
   // It reads operands before it waits: only a launch that has waited itself may stand before it.

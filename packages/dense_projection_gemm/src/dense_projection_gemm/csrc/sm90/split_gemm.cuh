@@ -167,17 +167,17 @@ __device__ __forceinline__ void split_gemm(const SplitParams& p) {
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(&p.a);
     ptx::prefetch_tensor_map(&p.b);
-    smem.ring.init(1, native::kCtasPerCluster * native::kConsumers * 4);
+    smem.ring.init(1, native::kCtasPerCluster * C::kConsumers * 4);
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_sync_relaxed();
   ptx::launch_dependents();
   const int cluster = blockIdx.x / native::kCtasPerCluster;
   if (warpgroup == 0) {
-    ptx::give_registers<native::kProducerRegisters>();
+    ptx::give_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce<C>(smem, p, rank, cluster);
   } else {
-    ptx::take_registers<native::kConsumerRegisters>();
+    ptx::take_registers<C::kConsumerRegisters>();
     consume<C>(smem, p, rank, warpgroup - 1, cluster);
   }
   // A CTA's shared memory and barriers must outlive what its partner still sends there.

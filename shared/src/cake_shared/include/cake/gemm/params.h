@@ -16,6 +16,8 @@ struct Tiling {
   int32_t row_units, column_units;  // of one batch
   int32_t unit_rows, unit_columns;  // elements
   int32_t group_rows;               // row units that are visited before the column advances
+  int32_t short_units;              // come first: the last rows of a batch, of one CTA, and two units' columns
+  int32_t last_apart;               // 1: the last column unit of a batch, which is not filled, comes after all others
   int32_t blocks;                   // of the whole contraction
   int32_t whole_units;
   int32_t pieces, piece_blocks;
@@ -31,6 +33,7 @@ struct Output {
   int32_t accumulate;     // add what the result holds
   int32_t direct;         // rows are no multiple of 16 bytes: stored by threads
   int32_t transposed;     // unit stride on m: stored by threads, by programs that can
+  int32_t passes;         // larger than L2 and all that takes time: its lines push out one another
 };
 
 struct NativeParams {
@@ -38,6 +41,7 @@ struct NativeParams {
   int32_t m, n;
   int32_t a_k_major, b_k_major;
   int32_t a_batch_step, b_batch_step;  // 0: one matrix serves all batches
+  int32_t half_block;                  // the contraction has no more terms than half of a block
   Tiling tiling;
   Output output;
 };
@@ -72,6 +76,7 @@ CAKE_DECLARE_KERNEL(gemm_slim_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_broad_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_turns_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_kept_sm90, NativeParams)
+CAKE_DECLARE_KERNEL(gemm_square_sm90, NativeParams)
 CAKE_DECLARE_KERNEL(gemm_out_any, PortableParams)
 CAKE_DECLARE_KERNEL(gemm_sum_any, SumParams)
 

@@ -25,6 +25,7 @@ enum class TileKind : int32_t {
   kBroad = 5,   // 128 x 192
   kTurns = 6,   // 128 x 128, of one consumer
   kKept = 8,    // 128 x 256 whose B stays in shared memory; 7 is the portable program
+  kSquare = 9,  // 192 x 192, of three consumers
 };
 
 struct TileShape {
@@ -44,9 +45,16 @@ CAKE_GEMM_HOST_DEVICE constexpr TileShape tile_shape(TileKind kind) {
     case TileKind::kTurns: return {128, 128, 6, 2, true, 0};
     case TileKind::kSlim: return {64, 128, 8, 2, false, 0};
     case TileKind::kKept: return {128, 256, 6, 2, false, 96 * 1024};
+    case TileKind::kSquare: return {192, 192, 4, 1, true, 0};
     default: return {128, 192, 4, 4, true, 0};
   }
 }
+
+// Warpgroups that multiply: each has 64 rows of the tile or, where it has no more rows than that, half of its columns.
+CAKE_GEMM_HOST_DEVICE constexpr int consumers_of(TileShape tile) { return tile.m > 128 ? tile.m / 64 : 2; }
+
+// Whether a unit may come as its left and its right columns, or as one CTA's rows of two units.
+CAKE_GEMM_HOST_DEVICE constexpr bool halves(TileShape tile) { return tile.pair_along_m && tile.n == 256; }
 
 // An operand of `rows` rows (of m or n) by kBlockK comes in boxes. Unit stride on k: one box of {kBlockK, box_rows}; unit
 // stride on the rows: boxes of {64, box_depth}, one for each 64 rows.

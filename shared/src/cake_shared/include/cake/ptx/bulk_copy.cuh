@@ -67,6 +67,14 @@ __device__ __forceinline__ void tensor_store(const void* map, const int32_t (&co
   cuda::ptx::cp_async_bulk_tensor(cuda::ptx::space_global, cuda::ptx::space_shared, map, coordinates, shared);
 }
 
+__device__ __forceinline__ void tensor_store(const void* map, const int32_t (&coordinates)[3], const void* shared,
+                                             uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], %5;"
+      ::"l"(map), "r"(coordinates[0]), "r"(coordinates[1]), "r"(coordinates[2]), "r"(shared_address(shared)), "l"(l2_policy)
+      : "memory");
+}
+
 // Adds the part of the box that lies in the tensor to what is there, element by element, in any order beside other adds.
 template <int kRank>
 __device__ __forceinline__ void tensor_add(const void* map, const int32_t (&coordinates)[kRank], const void* shared) {

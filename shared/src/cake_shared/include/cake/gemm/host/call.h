@@ -63,13 +63,16 @@ inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const Tenso
                  row_stride,                       is_fp32,
                  choices.accumulate,               (transposed ? call.m : call.n) * element_bytes % 16 != 0,
                  transposed};
+  // An L2 cache has 50 MB; contractions of one block are bound by their results.
+  constexpr int64_t kPassingBytes = 64 << 20;
+  call.output.passes = call.k <= kBlockK && call.batches * call.m * call.n * element_bytes >= kPassingBytes;
   if (choices.accumulate && !is_fp32) TVM_FFI_THROW(TypeError) << "out: expected float32 where it accumulates";
   return call;
 }
 
 // The units of a call and which of them are cut; counts its slots, for which it checks the workspace.
 inline void make_tiling(GemmCall& call, const OptionalTensor& workspace, const Choices& choices, int unit_rows,
-                        int unit_columns) {
+                        int unit_columns, bool shortens = false) {
   constexpr int64_t kUnitLimit = int64_t{1} << 31;
   Tiling& tiling = call.tiling;
   tiling.batches = static_cast<int32_t>(call.batches);
@@ -78,10 +81,15 @@ inline void make_tiling(GemmCall& call, const OptionalTensor& workspace, const C
   tiling.unit_rows = unit_rows;
   tiling.unit_columns = unit_columns;
   tiling.group_rows = choices.group_rows;
+  // Where units at work write whole rows, units of few columns among them would leave some clusters with less work than others.
+  tiling.last_apart = choices.group_rows == 1 && call.n > unit_columns && call.n % unit_columns > 0;
   tiling.blocks = ceil_div(call.k, kBlockK);
   tiling.pieces = choices.pieces;
   tiling.piece_blocks = choices.piece_blocks;
-  const int64_t places = call.batches * tiling.row_units * tiling.column_units;
+  const int64_t rest = call.m % unit_rows;
+  const bool is_short = shortens && tiling.column_units > 1 && rest > 0 && 2 * rest <= unit_rows;
+  const int64_t short_units = is_short ? call.batches * ((tiling.column_units + 1) / 2) : 0;
+  const int64_t places = short_units + call.batches * (tiling.row_units - is_short) * tiling.column_units;
   if (choices.pieces > 1) {
     call.slots = (places - choices.whole_units) * choices.pieces;
     if (call.slots <= 0 || int64_t{choices.pieces} * choices.piece_blocks < tiling.blocks) {
@@ -100,6 +108,7 @@ inline void make_tiling(GemmCall& call, const OptionalTensor& workspace, const C
     TVM_FFI_THROW(ValueError) << "whole_units, halved: expected at most all of " << places << " units, fewer than 2^31, got "
                               << choices.whole_units << ", " << choices.halved;
   }
+  tiling.short_units = static_cast<int32_t>(short_units);
   tiling.whole_units = static_cast<int32_t>(whole_units);
   tiling.halved = choices.halved;
   tiling.units = static_cast<int32_t>(whole_units + parts);

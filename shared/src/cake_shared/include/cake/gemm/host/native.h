@@ -9,13 +9,14 @@
 
 namespace cake::gemm {
 
-inline constexpr int kNativeThreads = 384;
 inline constexpr int kCtasPerCluster = 2;
+
+constexpr uint32_t native_threads(TileShape tile) { return 128 * (1 + static_cast<uint32_t>(consumers_of(tile))); }
 
 constexpr uint32_t native_smem_bytes(TileShape tile) {
   const uint32_t stages = static_cast<uint32_t>(tile.stages), kept = static_cast<uint32_t>(tile.kept_bytes);
   const uint32_t stage = static_cast<uint32_t>(tile.m + (kept > 0 ? 0 : tile.n)) * kBlockK * 2;
-  const uint32_t store = 2 * static_cast<uint32_t>(tile.store_buffers) * kStoreRows * kStoreRowBytes;
+  const uint32_t store = static_cast<uint32_t>(consumers_of(tile) * tile.store_buffers) * kStoreRows * kStoreRowBytes;
   const uint32_t barriers = 16 * stages + (kept > 0 ? 8 * (1 + kept / kept_block_bytes(tile)) : 0);
   return (stage * stages + kept + store + barriers + 1023) / 1024 * 1024;
 }
@@ -74,6 +75,7 @@ inline host::KernelRef<NativeParams> native_kernel(TileKind kind) {
     case TileKind::kSlim: return CAKE_KERNEL_REF(gemm_slim_sm90);
     case TileKind::kBroad: return CAKE_KERNEL_REF(gemm_broad_sm90);
     case TileKind::kTurns: return CAKE_KERNEL_REF(gemm_turns_sm90);
+    case TileKind::kSquare: return CAKE_KERNEL_REF(gemm_square_sm90);
     case TileKind::kKept: return CAKE_KERNEL_REF(gemm_kept_sm90);
     default: break;
   }
@@ -95,13 +97,15 @@ inline void check_kept(const GemmCall& call, TileShape tile, const Choices& choi
 inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorView& b, const TensorView& out,
                                          const OptionalTensor& workspace, const Choices& choices) {
   const TileShape tile = tile_shape(choices.kind);
-  if (choices.halved && !(tile.pair_along_m && tile.n == 256)) {
+  if (choices.halved && !halves(tile)) {
     TVM_FFI_THROW(ValueError) << "halved: expected false for tiles of " << tile.m << " x " << tile.n << ", got true";
   }
   GemmCall call = check_gemm(a, b, out, choices);
   if (tile.kept_bytes > 0) check_kept(call, tile, choices);
+  // As the planner counts them: short units where the contraction may not be cut.
+  const bool may_cut = choices.pieces > 1 || (!choices.a_k_major && !choices.b_k_major);
   make_tiling(call, workspace, choices, tile.m * (tile.pair_along_m ? kCtasPerCluster : 1),
-              tile.n * (tile.pair_along_m ? 1 : kCtasPerCluster));
+              tile.n * (tile.pair_along_m ? 1 : kCtasPerCluster), halves(tile) && !may_cut);
   const host::DeviceGuard guard(call.device);
   NativeParams params{};
   if (call.k > 0) {
@@ -114,6 +118,7 @@ inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorVie
   params.n = static_cast<int32_t>(call.n);
   params.a_k_major = choices.a_k_major;
   params.b_k_major = choices.b_k_major;
+  params.half_block = call.k <= kBlockK / 2;
   params.output = call.output;
   params.tiling = call.tiling;
   if (!call.output.direct) {
@@ -136,7 +141,7 @@ inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorVie
   const int64_t groups = int64_t{params.tiling.batches} * params.tiling.column_units;
   if (tile.kept_bytes > 0 && groups <= wanted && wanted % groups * 8 <= wanted) wanted -= static_cast<int32_t>(wanted % groups);
   config.grid = {static_cast<uint32_t>(wanted * kCtasPerCluster)};
-  config.block = {kNativeThreads};
+  config.block = {native_threads(tile)};
   config.cluster = {kCtasPerCluster};
   config.smem_bytes = native_smem_bytes(tile);
   config.programmatic = true;

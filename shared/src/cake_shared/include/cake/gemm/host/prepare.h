@@ -9,7 +9,7 @@
 namespace cake::gemm {
 
 // As the planner counts them; the others are native, of that TileKind.
-inline constexpr int64_t kPortableProgram = 7, kLastProgram = 8;
+inline constexpr int64_t kPortableProgram = 7, kLastProgram = 9;
 
 inline Choices check_choices(int64_t program, bool a_k_major, bool b_k_major, bool accumulate, int64_t whole_units, int64_t pieces,
                              int64_t piece_blocks, bool halved, int64_t group_rows, int64_t multiprocessors) {

@@ -163,7 +163,11 @@ __device__ __forceinline__ void store_blocks(const float (&acc)[kCount], StoreRi
           copy_block(buffer, p, to.row, to.column + column, to.matrix);
         } else {
           const int32_t coordinates[3] = {to.column + column, to.row, to.matrix};
-          ptx::tensor_store(to.map, coordinates, buffer);
+          if (p.output.passes) {
+            ptx::tensor_store(to.map, coordinates, buffer, ptx::kEvictFirst);
+          } else {
+            ptx::tensor_store(to.map, coordinates, buffer);
+          }
         }
       }
       if (!to.direct) ptx::bulk_commit();

@@ -185,10 +185,10 @@ __device__ __forceinline__ void kept_gemm(const NativeParams& p) {
   ptx::launch_dependents();
   ptx::wait_for_predecessor();
   if (warpgroup == 0) {
-    ptx::give_registers<kProducerRegisters>();
+    ptx::give_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce_kept<C>(smem, p, rank);
   } else {
-    ptx::take_registers<kConsumerRegisters>();
+    ptx::take_registers<C::kConsumerRegisters>();
     consume_kept<C>(smem, p, rank, warpgroup - 1);
   }
   // A CTA's shared memory and barriers must outlive what its partner still sends there.

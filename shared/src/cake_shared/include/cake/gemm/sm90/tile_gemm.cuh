@@ -50,36 +50,68 @@ __device__ __forceinline__ void load_operand(char* stage, const host::TensorMap&
   }
 }
 
+// Of what a CTA has of a unit that may be halved, from the first column of the unit on.
+template <class C>
+__device__ __forceinline__ int first_column(const Unit& unit, int own) {
+  constexpr int kColumns = C::kTile.n;
+  if (!unit.beside) return unit.half == kWhole ? 0 : unit.half * (kColumns / 2);
+  return unit.half == kWhole ? own * kColumns : unit.half * kColumns + own * (kColumns / 2);
+}
+
+// Whether all terms lie in the half of B's only block that the first CTA copies: of an odd number of blocks of 64 columns, see
+// OperandBoxes. The other half is neither copied, as zeros, nor multiplied.
+template <class C>
+__device__ __forceinline__ bool has_half_block(const NativeParams& p) {
+  return C::kStrides && C::kB.box_depth() == kBlockK / 2 && p.half_block && !p.b_k_major;
+}
+
 template <class C>
 __device__ __forceinline__ void produce(Smem<C>& smem, const NativeParams& p, uint32_t rank, int first_unit, int unit_step) {
   constexpr TileShape kTile = C::kTile;
-  // What is read once does not displace what others left in L2.
-  const uint64_t a_policy = p.tiling.column_units == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
+  // What is read once does not displace what others left in L2. L2 fetches 256 bytes of a row, two stages: where the first evicts what
+  // the second has not read yet, memory is read twice, unless both are asked for at once.
+  const uint64_t a_policy = C::kStreams && p.tiling.column_units == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
   const uint64_t b_policy = p.tiling.row_units == 1 ? ptx::kEvictFirst : ptx::kEvictNormal;
+  const bool half_block = has_half_block<C>(p);
   typename pipe::Ring<C::kStages>::Place at;
-  for (int index = first_unit; index < p.tiling.units; index += unit_step) {
-    const Unit unit = unit_of(p.tiling, index);
-    const int row = (kTile.pair_along_m ? unit.row_unit * kCtasPerCluster + static_cast<int>(rank) : unit.row_unit) * kTile.m;
-    const int column =
-        (kTile.pair_along_m ? unit.column_unit : unit.column_unit * kCtasPerCluster + static_cast<int>(rank)) * kTile.n;
+  for (UnitWalk<C::kStrides> walk(p.tiling, first_unit, unit_step); walk.more(); walk.advance()) {
+    const Unit& unit = walk.unit;
+    const int own = static_cast<int>(rank);
+    const bool beside = C::kHalves && unit.beside, whole = unit.half == kWhole;
+    const int row = kTile.m * (kTile.pair_along_m ? unit.row_unit * kCtasPerCluster + (beside ? 0 : own) : unit.row_unit);
+    int column = kTile.n * (kTile.pair_along_m ? unit.column_unit : unit.column_unit * kCtasPerCluster + own);
+    if constexpr (C::kHalves) column += first_column<C>(unit, own);
     int k = unit.first_block * kBlockK;
     for (int block = 0; block < unit.blocks; ++block, k += kBlockK) {
       smem.ring.wait_empty(at);
+      if constexpr (C::kStreams) {
+        if (p.a_k_major && block % 2 == 0 && block + 1 < unit.blocks) {
+          auto next = at;
+          next.advance();
+          smem.ring.wait_empty(next);
+        }
+      }
       uint64_t* const full = smem.ring.full(at);
       if constexpr (C::kHalves) {
-        // A box of B is half of a tile's columns, and a half unit's CTAs copy one each.
-        if (unit.half != kWhole) {
-          smem.ring.expect(at, C::kABytes + C::kBBytes / 2);
+        // A box of B is half of a tile's columns: CTAs of a half unit copy one each, CTAs side by side those of their own.
+        if (beside || !whole) {
+          smem.ring.expect(at, C::kABytes + (whole ? C::kBBytes : C::kBBytes / 2));
           load_operand<kTile.m, false>(smem.a[at.stage], p.a, p.a_k_major, row, k, unit.batch * p.a_batch_step, rank, full, a_policy);
-          load_operand<kTile.n / 2, false>(smem.b[at.stage], p.b, p.b_k_major, column + unit.half * (kTile.n / 2), k,
-                                           unit.batch * p.b_batch_step, rank, full, b_policy);
+          for (int box = 0; box < (whole ? 2 : 1); ++box) {
+            load_operand<kTile.n / 2, false>(smem.b[at.stage] + box * (C::kBBytes / 2), p.b, p.b_k_major, column + box * (kTile.n / 2),
+                                             k, unit.batch * p.b_batch_step, rank, full, b_policy);
+          }
           at.advance();
           continue;
         }
       }
-      smem.ring.expect(at, C::kABytes + C::kBBytes);
+      smem.ring.expect(at, C::kABytes + (half_block ? C::kBBytes / 2 : C::kBBytes));
       load_operand<kTile.m, C::kA.shared>(smem.a[at.stage], p.a, p.a_k_major, row, k,
                                           unit.batch * p.a_batch_step, rank, full, a_policy);
+      if (half_block && rank != 0) {
+        at.advance();
+        continue;
+      }
       load_operand<kTile.n, C::kB.shared>(smem.b[at.stage], p.b, p.b_k_major, column, k,
                                           unit.batch * p.b_batch_step, rank, full, b_policy);
       at.advance();
@@ -95,7 +127,14 @@ __device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& 
   float acc[kColumns / 2];
 #pragma unroll
   for (int i = 0; i < kColumns / 2; ++i) acc[i] = 0.f;
-  if (p.a_k_major) {
+  if (C::kStrides && has_half_block<C>(p)) {
+    constexpr int kSteps = kBlockK / 32;
+    if (p.a_k_major) {
+      contract<C, ptx::Major::kK, ptx::Major::kMN, kSteps>(acc, smem, at, unit.blocks, consumer, lane);
+    } else {
+      contract<C, ptx::Major::kMN, ptx::Major::kMN, kSteps>(acc, smem, at, unit.blocks, consumer, lane);
+    }
+  } else if (p.a_k_major) {
     if (p.b_k_major) {
       contract<C, ptx::Major::kK, ptx::Major::kK>(acc, smem, at, unit.blocks, consumer, lane);
     } else {
@@ -108,10 +147,12 @@ __device__ __forceinline__ void consume_unit(Smem<C>& smem, const NativeParams& 
       contract<C, ptx::Major::kMN, ptx::Major::kMN>(acc, smem, at, unit.blocks, consumer, lane);
     }
   }
-  const int row = (kTile.pair_along_m ? static_cast<int>(rank) * kTile.m : 0) + (C::kSplitsRows ? consumer * 64 : 0);
-  const int column = (kTile.pair_along_m ? 0 : static_cast<int>(rank) * kTile.n) + (C::kSplitsRows ? 0 : consumer * kColumns);
-  store_tile<C::kTransposes>(acc, smem.store[consumer], p, unit, row,
-                             column + (kColumns < C::kConsumerColumns ? unit.half * kColumns : 0), consumer);
+  const int own = static_cast<int>(rank);
+  const bool beside = !kTile.pair_along_m || (C::kHalves && unit.beside);
+  const int row = (beside ? 0 : own * kTile.m) + (C::kSplitsRows ? consumer * 64 : 0);
+  int column = (kTile.pair_along_m ? 0 : own * kTile.n) + (C::kSplitsRows ? 0 : consumer * kColumns);
+  if constexpr (C::kHalves) column += first_column<C>(unit, own);
+  store_tile<C::kTransposes>(acc, smem.store[consumer], p, unit, row, column, consumer);
 }
 
 template <class C>
@@ -122,8 +163,8 @@ __device__ __forceinline__ void consume(Smem<C>& smem, const NativeParams& p, ui
     return;
   }
   pipe::RingPlace<C::kStages> at;
-  for (int index = first_unit; index < p.tiling.units; index += unit_step) {
-    const Unit unit = unit_of(p.tiling, index);
+  for (UnitWalk<C::kStrides> walk(p.tiling, first_unit, unit_step); walk.more(); walk.advance()) {
+    const Unit& unit = walk.unit;
     if constexpr (C::kHalves) {
       if (unit.half != kWhole) {
         consume_unit<C, C::kConsumerColumns / 2>(smem, p, unit, at, rank, consumer);
@@ -155,10 +196,10 @@ __device__ __forceinline__ void tile_gemm(const NativeParams& p) {
   ptx::wait_for_predecessor();
   const int first_unit = blockIdx.x / kCtasPerCluster, unit_step = gridDim.x / kCtasPerCluster;
   if (warpgroup == 0) {
-    ptx::give_registers<kProducerRegisters>();
+    ptx::give_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce<C>(smem, p, rank, first_unit, unit_step);
   } else {
-    ptx::take_registers<kConsumerRegisters>();
+    ptx::take_registers<C::kConsumerRegisters>();
     consume<C>(smem, p, rank, warpgroup - 1, first_unit, unit_step);
   }
   // A CTA's shared memory and barriers must outlive what its partner still sends there.

@@ -151,6 +151,20 @@ def test_whole_tiles_have_the_bits_of_ragged_ones(emulated, adjacent, x_dtype, m
     plan_router_cuda.cache_clear()
 
 
+def test_whole_tiles_stored_under_the_next_ones_products(emulated):
+    """One cluster has nine tiles: whole ones are stored late, ragged ones and those that no split serves at once."""
+    package = emulated("sm_90a")
+    package.options = Options(order="random", seed=4)
+    x, w = normal(520, 40, 1), normal(520, 40, 2)
+    x[300, 5], w[300, 7] = 1e-36, math.inf
+    a, b = padded(x), padded(w).t()
+    together = multiply(package, "sm_90a", a, b, multiprocessors=2)
+    for row in range(0, 520, 256):
+        for column in range(0, 520, 256):
+            alone = multiply(package, "sm_90a", a[row : row + 256], b[:, column : column + 256], multiprocessors=2)
+            assert_bitwise_equal(together[row : row + 256, column : column + 256].contiguous(), alone)
+
+
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_ranges_and_a_transposed_result(emulated, architecture):
     """The weight gradient's cut: the same bits on 1 and 5 multiprocessors, and written through strides of any order."""

@@ -15,6 +15,7 @@ struct SpecialSmem {
   double p[32][33], q[32][33];  // [row][depth]
   uint32_t redo[kRouterRows];   // a bit for each of the 32 columns
   int row_exponents[kRouterRows], column_exponents[kRouterSpecialColumns];
+  alignas(16) float factors[kRouterSpecialColumns];  // what undoes the columns' scales
   uint32_t column_flags[kRouterSpecialColumns];
   uint32_t row_tiny[kRouterRows];  // of any segment
 };
@@ -23,35 +24,57 @@ __device__ __forceinline__ float* output_element(const RouterOutParams& p, int64
   return p.out + row * p.out_row_stride + column * p.out_column_stride;
 }
 
-// What is known of the rows of a tile and of 32 of its columns.
-__device__ __forceinline__ void describe(const RouterOutParams& p, SpecialSmem& smem, int tile, int rank, int64_t row0,
-                                         int column0, bool slots) {
-  const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
-  const int flag_rows = (p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps, thread = threadIdx.x;
-  if (thread < kRouterSpecialColumns) {
-    smem.column_flags[thread] = 0;
-    smem.column_exponents[thread] = p.terms.exponents[column0 + thread];
-  }
-  __syncthreads();
-  uint32_t flags = 0;
-#pragma unroll 4
-  for (int i = thread / kRouterSpecialColumns; i < flag_rows; i += kRouterSpecialThreads / kRouterSpecialColumns) {
-    flags |= p.terms.flags[i * padded + column0 + thread % kRouterSpecialColumns];
-  }
-  if (flags) atomicOr(&smem.column_flags[thread % kRouterSpecialColumns], flags);
-  if (thread < kRouterRows) {
-    uint32_t tiny = 0;
-    if (slots) {
-      const RouterSpan units = router_units_of_tile(p.work, tile);
-#pragma unroll 4
-      for (int u = 0; u < units.count; ++u)
-        tiny |= p.slot_tiny[router_place(p.work, router_slot(p.work, units, u), rank) * kRouterRows + thread];
+// What is known of the rows of a tile and of 32 of its columns, a thread's share: asked for before the sums, so that both come
+// in one latency.
+struct SpecialFacts {
+  uint32_t flags = 0, tiny = 0;
+  int column_exponent = 0, row_exponent = 0;
+  float factor = 1.f;
+
+  __device__ __forceinline__ SpecialFacts(const RouterOutParams& p, int tile, int rank, int64_t row0, int column0, bool slots) {
+    constexpr int kLanes = kRouterSpecialThreads / kRouterSpecialColumns, kAtOnce = 8;
+    const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
+    const int flag_rows = (p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps, thread = threadIdx.x;
+    const uint8_t* source = p.terms.flags + column0 + thread % kRouterSpecialColumns;
+    for (int first = thread / kRouterSpecialColumns; first < flag_rows; first += kAtOnce * kLanes) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kLanes < flag_rows) flags |= source[(first + i * kLanes) * padded];
+      }
     }
-    smem.row_tiny[thread] = tiny;
-    smem.redo[thread] = 0;
-    smem.row_exponents[thread] = p.row_exponents[row0 + thread];
+    if (thread < kRouterSpecialColumns) {
+      column_exponent = p.terms.exponents[column0 + thread];
+      factor = p.terms.factors[column0 + thread];
+    }
+    if (thread >= kRouterRows) return;
+    row_exponent = p.row_exponents[row0 + thread];
+    if (!slots) return;
+    const RouterSpan units = router_units_of_tile(p.work, tile);
+#pragma unroll 4
+    for (int u = 0; u < units.count; ++u)
+      tiny |= p.slot_tiny[router_place(p.work, router_slot(p.work, units, u), rank) * kRouterRows + thread];
   }
-}
+
+  // To all threads. Returns whether all of it is ordinary: a factor for each column is then all that results need.
+  __device__ __forceinline__ bool share(SpecialSmem& smem) const {
+    const int thread = threadIdx.x;
+    if (thread < kRouterSpecialColumns) {
+      smem.column_flags[thread] = 0;
+      smem.column_exponents[thread] = column_exponent;
+      smem.factors[thread] = factor;
+    }
+    if (thread < kRouterRows) {
+      smem.row_tiny[thread] = tiny;
+      smem.redo[thread] = 0;
+      smem.row_exponents[thread] = row_exponent;
+    }
+    const bool ordinary = __syncthreads_and(flags == 0 && tiny == 0 && row_exponent == 0 && factor > 0.f);
+    if (ordinary) return true;
+    if (flags) atomicOr(&smem.column_flags[thread % kRouterSpecialColumns], flags);
+    __syncthreads();
+    return false;
+  }
+};
 
 // Four elements next to each other in a slot and, usually, in the output.
 struct SpecialQuad {
@@ -101,11 +124,23 @@ struct SlotSums {
   }
 
   // To the output; sets bits of smem.redo where they cannot serve.
-  __device__ __forceinline__ void store(const RouterOutParams& p, SpecialSmem& smem, int64_t row0, int column0) const {
+  __device__ __forceinline__ void store(const RouterOutParams& p, SpecialSmem& smem, int64_t row0, int column0,
+                                        bool ordinary) const {
     const bool transposed = router_slots_transposed(p);
+    const bool whole = row0 + kRouterRows <= p.work.rows && column0 + kRouterSpecialColumns <= p.work.columns;
+    const bool plain = ordinary && whole && (transposed ? p.out_row_stride : p.out_column_stride) == 1;
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const SpecialQuad at = quad(n, transposed);
+      const float4& x = totals[n];
+      // inf and NaN times zero are NaN
+      if (plain && __fmaf_rn(x.x, 0.f, __fmul_rn(x.y, 0.f)) + __fmaf_rn(x.z, 0.f, __fmul_rn(x.w, 0.f)) == 0.f) {
+        float4 by = *reinterpret_cast<const float4*>(&smem.factors[at.column & ~3]);
+        if (transposed) by.x = by.y = by.z = by.w = smem.factors[at.column];
+        *reinterpret_cast<float4*>(output_element(p, row0 + at.row, column0 + at.column)) =
+            make_float4(__fmul_rn(x.x, by.x), __fmul_rn(x.y, by.y), __fmul_rn(x.z, by.z), __fmul_rn(x.w, by.w));
+        continue;
+      }
       if (!any(p, at, row0, column0)) continue;
       float results[4] = {totals[n].x, totals[n].y, totals[n].z, totals[n].w};
       bool inside = true;
@@ -203,15 +238,14 @@ __device__ __forceinline__ void end_tile(const RouterSpecialParams& p, SpecialSm
   for (int end = group + groups; group < end; ++group) {
     const int column0 = tile_column + group * kRouterSpecialColumns;
     if (column0 >= work.columns) return;
+    const SpecialFacts facts(p.main, tile, rank, row0, column0, slots);
     __syncthreads();
     if (slots) {
       const SlotSums sums(p.main, tile, rank, row0, column0, group);
-      describe(p.main, smem, tile, rank, row0, column0, true);
-      __syncthreads();
-      sums.store(p.main, smem, row0, column0);
+      const bool ordinary = facts.share(smem);
+      sums.store(p.main, smem, row0, column0, ordinary);
     } else {
-      describe(p.main, smem, tile, rank, row0, column0, false);
-      __syncthreads();
+      facts.share(smem);
       find_special(p.main, smem, tile, rank, row0, column0, group);
     }
     __syncthreads();
@@ -225,11 +259,16 @@ __device__ __forceinline__ void end_tile(const RouterSpecialParams& p, SpecialSm
 // Whether any column has elements that a split does not serve, or the product has marked anything.
 __device__ __forceinline__ bool is_anything_special(const RouterOutParams& p) {
   const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
-  const int64_t words = padded * ((p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps) / 4;
+  const int64_t quads = padded * ((p.work.steps + kRouterTermsSteps - 1) / kRouterTermsSteps) / 16;
   uint32_t found = *p.terms.any_redo;
-#pragma unroll 4
-  for (int64_t i = threadIdx.x; i < words; i += kRouterSpecialThreads)
-    found |= reinterpret_cast<const uint32_t*>(p.terms.flags)[i];
+  for (int64_t first = threadIdx.x; first < quads; first += 4 * kRouterSpecialThreads) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (first + i * kRouterSpecialThreads >= quads) continue;
+      const uint4 four = reinterpret_cast<const uint4*>(p.terms.flags)[first + i * kRouterSpecialThreads];
+      found |= four.x | four.y | four.z | four.w;
+    }
+  }
   return __syncthreads_or(found != 0);
 }
 

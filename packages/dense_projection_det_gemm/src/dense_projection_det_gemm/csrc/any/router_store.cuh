@@ -189,15 +189,16 @@ __device__ __forceinline__ void fetch_factors(const RouterOutParams& p, const Ro
 
 // Undoes the scales of a finished block where all of it is ordinary, for the whole warp, and says whether it has.
 __device__ __forceinline__ bool finish_ordinary(float (&x)[32], const RouterRows& rows, const RouterFactors& factors) {
-  float least_factor = 1.f, zero = 0.f;  // inf and NaN times zero are NaN
+  // Four chains each, so that a warp does not wait for one long one. inf and NaN times zero are NaN.
+  float least[4], zero[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    least_factor = fminf(least_factor, fminf(fminf(factors[n].x, factors[n].y), fminf(factors[n].z, factors[n].w)));
-  }
+  for (int n = 0; n < 4; ++n) least[n] = fminf(fminf(factors[n].x, factors[n].y), fminf(factors[n].z, factors[n].w));
 #pragma unroll
-  for (int e = 0; e < 32; ++e) zero = __fmaf_rn(x[e], 0.f, zero);
+  for (int e = 0; e < 32; ++e) zero[e & 3] = __fmaf_rn(x[e], 0.f, zero[e & 3]);
+  const bool finite = (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0.f;
+  const float least_factor = fminf(fminf(least[0], least[1]), fminf(least[2], least[3]));
   const bool plain = (rows.exponent[0] | rows.exponent[1]) == 0 && !rows.tiny[0] && !rows.tiny[1];
-  if (!__all_sync(0xffffffffu, plain && least_factor > 0.f && zero == 0.f)) return false;
+  if (!__all_sync(0xffffffffu, plain && least_factor > 0.f && finite)) return false;
 #pragma unroll
   for (int e = 0; e < 32; ++e) {
     const float4& by = factors[e >> 3];

@@ -1,6 +1,6 @@
 // Q as scaled BF16 terms (RouterPlanes), exponents, factors and flags of its rows.
 //
-// Reads Q [columns, depth], writes all of the planes (zeros past the edges). A thread holds 16 elements of a column at a time; a
+// Reads Q [columns, depth], writes all of the planes (zeros past the edges). A thread holds 32 elements of a column; a
 // CTA has a block of 64 columns and kRouterTermsSteps steps. The scale of a row of Q comes from its first kRouterHint elements,
 // so that CTAs need nothing of one another.
 #pragma once
@@ -15,51 +15,127 @@ namespace dense_projection_det_gemm {
 __device__ __forceinline__ int place_in_block(int column) {
   return (column & 48) | (column & 2) << 2 | (column & 12) >> 1 | (column & 1);
 }
+__device__ __forceinline__ int column_at(int place) {
+  return (place & 48) | (place & 8) >> 2 | (place & 6) << 1 | (place & 1);
+}
 
 // Element i of 16 for a lane that takes them in order, as the order of a step's planes is: halves of 8, interleaved or not.
 __device__ __forceinline__ constexpr int place_in_step(int i, bool interleaved) {
   return interleaved ? 8 * ((i >> 1) & 1) + 2 * (i >> 2) + (i & 1) : i;
 }
 
-__device__ __forceinline__ void load_step(float (&x)[kRouterStep], const RouterOperand& q, int column, int step, bool valid,
-                                          int depth) {
-  const int k = step * kRouterStep;
-  const int64_t offset = column * q.stride + k * q.depth_stride;
-  if (valid && q.depth_stride == 1 && !q.is_bf16 && k + kRouterStep <= depth) {
-    const float4* source = reinterpret_cast<const float4*>(static_cast<const float*>(q.data) + offset);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float4 four = source[i];
-      x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kRouterStep; ++i) {
-    x[i] = valid && k + i < depth ? operand_element(q, offset + i * q.depth_stride) : 0.f;
-  }
-}
+// A thread's part of a block: kCount neighbouring elements, from `first` on, of each of kSteps steps of a column.
+template <int kLanes>
+struct TermsShare {
+  static constexpr int kCount = kRouterStep / kLanes, kSteps = kRouterTermsSteps * kRouterBlock * kLanes / kRouterTermsThreads;
+  const RouterTermsParams& p;
+  int row, first, step0;  // row: the column, in its block
+  bool valid;
 
-template <bool kInterleaved>
-__device__ __forceinline__ void store_terms(char* planes, const RouterPlanes& layout, float (&x)[kRouterStep]) {
+  // Lanes that share a step, where it lies in one piece, read all of it, and write eight columns next to each other.
+  __device__ __forceinline__ explicit TermsShare(const RouterTermsParams& params) : p(params) {
+    const int place = threadIdx.x / kLanes % kRouterBlock;
+    row = kLanes > 1 ? column_at(place) : place;
+    first = threadIdx.x % kLanes * kCount;
+    step0 = blockIdx.x * kRouterTermsSteps + threadIdx.x / (kRouterBlock * kLanes) * kSteps;
+    valid = column() < p.work.columns;
+  }
+
+  __device__ __forceinline__ int column() const { return blockIdx.y * kRouterBlock + row; }
+
+  __device__ __forceinline__ void load(float (&x)[kCount], int step) const {
+    const int k = step * kRouterStep + first;
+    const int64_t offset = column() * p.q.stride + k * p.q.depth_stride;
+    if (kLanes > 1 && valid && !p.q.is_bf16 && k + kCount <= p.work.depth) {
+      const float4* source = reinterpret_cast<const float4*>(static_cast<const float*>(p.q.data) + offset);
 #pragma unroll
-  for (int t = 0; t < kRouterTerms; ++t) {
-    uint32_t halves[2][4];
-#pragma unroll
-    for (int i = 0; i < kRouterStep; i += 2) {
-      const uint32_t pair = ptx::pack_bf16(x[i], x[i + 1]);
-      x[i] = __fsub_rn(x[i], ptx::low_bf16(pair));
-      x[i + 1] = __fsub_rn(x[i + 1], ptx::high_bf16(pair));
-      const int place = place_in_step(i, kInterleaved);
-      halves[place >> 3][(place & 7) >> 1] = pair;
+      for (int i = 0; i < kCount / 4; ++i) {
+        const float4 four = source[i];
+        x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
+      }
+      return;
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint4* destination = reinterpret_cast<uint4*>(planes + t * layout.term_bytes() + half * layout.half_bytes());
-      *destination = make_uint4(halves[half][0], halves[half][1], halves[half][2], halves[half][3]);
+    for (int i = 0; i < kCount; ++i) {
+      x[i] = valid && k + i < p.work.depth ? operand_element(p.q, offset + i * p.q.depth_stride) : 0.f;
     }
   }
-}
+
+  // The next term of a pair of elements, which keep what it leaves of them.
+  __device__ static __forceinline__ uint32_t take_term(float (&x)[kCount], int i) {
+    const uint32_t pair = ptx::pack_bf16(x[i], x[i + 1]);
+    x[i] = __fsub_rn(x[i], ptx::low_bf16(pair));
+    x[i + 1] = __fsub_rn(x[i + 1], ptx::high_bf16(pair));
+    return pair;
+  }
+
+  template <bool kInterleaved>
+  __device__ __forceinline__ void store(char* planes, const RouterPlanes& layout, float (&x)[kCount]) const {
+#pragma unroll
+    for (int t = 0; t < kRouterTerms; ++t) {
+      char* term = planes + t * layout.term_bytes();
+      if constexpr (kLanes == 1) {
+        uint32_t halves[2][4];
+#pragma unroll
+        for (int i = 0; i < kRouterStep; i += 2) {
+          const int place = place_in_step(i, kInterleaved);
+          halves[place >> 3][(place & 7) >> 1] = take_term(x, i);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint4* destination = reinterpret_cast<uint4*>(term + half * layout.half_bytes());
+          *destination = make_uint4(halves[half][0], halves[half][1], halves[half][2], halves[half][3]);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kCount; i += 2) {
+          const int place = place_in_step(first + i, kInterleaved);
+          *reinterpret_cast<uint32_t*>(term + (place >> 3) * layout.half_bytes() + 2 * (place & 7)) = take_term(x, i);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run(uint32_t* flags) const {
+    float x[kSteps][kCount], hint[kCount];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) load(x[i], step0 + i);
+    load(hint, 0);
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) largest = max(largest, __float_as_uint(hint[i]) & kMagnitudeBits);
+#pragma unroll
+    for (int lanes = 1; lanes < kLanes; lanes *= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+    const int exponent = column_exponent(largest);
+    const float up = power_of_two(exponent >> 1), up_again = power_of_two(exponent - (exponent >> 1));
+    if (step0 == 0 && first == 0) {
+      p.terms.exponents[column()] = exponent;
+      p.terms.factors[column()] = exponent <= 126 ? power_of_two(-exponent) : 0.f;
+    }
+
+    const int column_tile = blockIdx.y / p.work.blocks, block = blockIdx.y - column_tile * p.work.blocks;
+    const RouterPlanes layout(p.work);
+    char* planes = static_cast<char*>(p.terms.planes) + layout.offset(block * kRouterBlock + place_in_block(row)) +
+                   (int64_t{column_tile} * p.work.steps + step0) * p.work.blocks * kRouterBlockBytes;
+    uint32_t least_key = 0xffffffffu;
+    largest = 0;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      if (step0 + i >= p.work.steps) break;
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        least_key = min(least_key, nonzero_key(x[i][j]));
+        largest = max(largest, __float_as_uint(x[i][j]) & kMagnitudeBits);
+        x[i][j] = __fmul_rn(__fmul_rn(x[i][j], up), up_again);
+      }
+      char* destination = planes + int64_t{i} * p.work.blocks * kRouterBlockBytes;
+      p.terms.interleaved ? store<true>(destination, layout, x[i]) : store<false>(destination, layout, x[i]);
+    }
+    const int found = (is_tiny(least_key, column_lowest(exponent)) ? kRouterTiny : 0) |
+                      (largest != 0 && binade(largest) + exponent > kRouterColumnHighest ? kRouterWide : 0);
+    if (found) atomicOr(&flags[row], static_cast<uint32_t>(found));
+  }
+};
 
 }  // namespace dense_projection_det_gemm
 
@@ -67,56 +143,15 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterT
     router_terms_any(const __grid_constant__ dense_projection_det_gemm::RouterTermsParams p) {
   using namespace dense_projection_det_gemm;
   __shared__ uint32_t flags[kRouterBlock];
-  const int row = threadIdx.x % kRouterBlock, lane_step = threadIdx.x / kRouterBlock;
-  constexpr int kStride = kRouterTermsThreads / kRouterBlock;
-  const int block = blockIdx.y, column = block * kRouterBlock + row;
-  const int column_tile = block / p.work.blocks, block_in_tile = block - column_tile * p.work.blocks;
-  const bool valid = column < p.work.columns;
   if (threadIdx.x < kRouterBlock) flags[threadIdx.x] = 0;
   __syncthreads();
   cake::ptx::launch_dependents();
   cake::ptx::wait_for_predecessor();
-
-  constexpr int kSteps = kRouterTermsSteps / kStride;
-  float x[kSteps][kRouterStep], first[kRouterStep];
-  const int step0 = blockIdx.x * kRouterTermsSteps + lane_step * kSteps;
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) load_step(x[i], p.q, column, step0 + i, valid, p.work.depth);
-  load_step(first, p.q, column, 0, valid, p.work.depth);
-  uint32_t largest = 0;
-#pragma unroll
-  for (int i = 0; i < kRouterStep; ++i) largest = max(largest, __float_as_uint(first[i]) & kMagnitudeBits);
-  const int exponent = column_exponent(largest);
-  const float up = power_of_two(exponent >> 1), up_again = power_of_two(exponent - (exponent >> 1));
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.terms.any_redo = 0;
-  if (blockIdx.x == 0 && lane_step == 0) {
-    p.terms.exponents[column] = exponent;
-    p.terms.factors[column] = exponent <= 126 ? power_of_two(-exponent) : 0.f;
-  }
-
-  uint32_t least_key = 0xffffffffu;
-  largest = 0;
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    if (step0 + i >= p.work.steps) break;
-#pragma unroll
-    for (int j = 0; j < kRouterStep; ++j) {
-      least_key = min(least_key, nonzero_key(x[i][j]));
-      largest = max(largest, __float_as_uint(x[i][j]) & kMagnitudeBits);
-      x[i][j] = __fmul_rn(__fmul_rn(x[i][j], up), up_again);
-    }
-    const int64_t place = (int64_t{column_tile} * p.work.steps + step0 + i) * p.work.blocks;
-    const RouterPlanes layout(p.work);
-    char* destination = static_cast<char*>(p.terms.planes) + place * kRouterBlockBytes +
-                        layout.offset(block_in_tile * kRouterBlock + place_in_block(row));
-    p.terms.interleaved ? store_terms<true>(destination, layout, x[i]) : store_terms<false>(destination, layout, x[i]);
-  }
-  const int found = (is_tiny(least_key, column_lowest(exponent)) ? kRouterTiny : 0) |
-                    (largest != 0 && binade(largest) + exponent > kRouterColumnHighest ? kRouterWide : 0);
-  if (found) atomicOr(&flags[row], static_cast<uint32_t>(found));
+  p.q.depth_stride == 1 ? TermsShare<4>(p).run(flags) : TermsShare<1>(p).run(flags);
   __syncthreads();
-  if (lane_step == 0) {
+  if (threadIdx.x < kRouterBlock) {
     const int64_t padded = int64_t{p.work.column_tiles} * p.work.blocks * kRouterBlock;
-    p.terms.flags[blockIdx.x * padded + column] = static_cast<uint8_t>(flags[row]);
+    p.terms.flags[blockIdx.x * padded + blockIdx.y * kRouterBlock + threadIdx.x] = static_cast<uint8_t>(flags[threadIdx.x]);
   }
 }

@@ -17,6 +17,7 @@
 #include "cake/ptx/cta.cuh"
 #include "cake/ptx/grid_dependency.cuh"
 #include "cake/ptx/wgmma.cuh"
+#include "sm90/router_turn.cuh"
 
 namespace dense_projection_det_gemm {
 
@@ -28,6 +29,7 @@ struct RouterNative {
   static constexpr int kPBytes = kRouterRows * kRouterStep * static_cast<int>(sizeof(Element));
   static constexpr int kQBytes = kBlocks * kRouterBlockBytes;
   static constexpr int kStages = 7;
+  using Turn = RouterTurn<(kSplitP && kBlocks > 1)>;  // elsewhere products are too few to wait for
   static constexpr int kUnit = 16 / static_cast<int>(sizeof(Element));  // elements of 16 bytes
   using Ring = cake::pipe::Ring<kStages>;
   using Place = cake::pipe::RingPlace<kStages>;
@@ -56,6 +58,20 @@ struct RouterNative {
     const int major_extent = kRowsAdjacent ? p.work.rows : p.work.depth;
     const int minor_extent = kRowsAdjacent ? p.work.depth : p.work.rows;
     const int64_t pitch = kRowsAdjacent ? p.p.depth_stride : p.p.stride;
+    // Whole tiles, in half of the instructions; the narrow program has no registers for it.
+    constexpr int kRows = 128 / kUnitsARow;
+    if (kBlocks > 1 && major0 + kUnit * kUnitsARow <= major_extent && minor0 + kRows * kCopies <= minor_extent) {
+      const int unit = thread % kUnitsARow, row = thread / kUnitsARow;
+      const Element* source = static_cast<const Element*>(p.p.data) + (minor0 + row) * pitch + major0 + kUnit * unit;
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(stage + unit_offset(row + kRows * i, unit)),
+                     "l"(source)
+                     : "memory");
+        source += kRows * pitch;
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int index = thread + 128 * i, unit = index % kUnitsARow, row = index / kUnitsARow;
@@ -183,7 +199,7 @@ struct RouterNative {
   }
 
   // The kept products of a step and a group of columns, smallest first.
-  __device__ static __forceinline__ void multiply(float (&acc)[kSums], Fragments& a, uint64_t q) {
+  __device__ static __forceinline__ void multiply(float (&acc)[kSums], Fragments& a, uint64_t q, const Turn& turn) {
     constexpr uint64_t kTerm = ptx::wgmma_advance(kColumns * 32);
     const auto add = [&](int i, int j, bool accumulate) {
       ptx::wgmma_bf16<ptx::Major::kK>(acc, a[i][0], a[i][1], a[i][2], a[i][3], q + j * kTerm, accumulate);
@@ -192,18 +208,22 @@ struct RouterNative {
     for (int t = 0; t < kTermsOf<Element>; ++t) ptx::wgmma_keep(a[t]);
     ptx::wgmma_keep(acc);
     ptx::wgmma_fence();
+    turn.wait();
     if constexpr (kSplitP) {
       add(2, 0, false), add(1, 1, true), add(0, 2, true), add(1, 0, true), add(0, 1, true), add(0, 0, true);
     } else {
       add(0, 2, false), add(0, 1, true), add(0, 0, true);
     }
     ptx::wgmma_commit();
+    turn.pass();
   }
 
   // Blocks of kColumns rows and 16 elements of the depth without a swizzle: units of 8 rows and 16 bytes.
-  __device__ static __forceinline__ uint64_t plane_descriptor(uint32_t shared) {
-    constexpr uint64_t kHalves = kColumns * 16, kEightRows = 128;
-    return (kHalves >> 4) << 16 | (kEightRows >> 4) << 32 | (shared & 0x3ffff) >> 4;
+  // Its upper half is the same for all of them.
+  static constexpr uint64_t kEightRows = uint64_t{128 >> 4} << 32;
+  __device__ static __forceinline__ uint32_t plane_descriptor(uint32_t shared) {
+    constexpr uint32_t kHalves = kColumns * 16;
+    return (kHalves >> 4) << 16 | (shared & 0x3ffff) >> 4;
   }
 
   // A consumer warp: its place in the ring and the sums of its 16 rows.
@@ -212,6 +232,7 @@ struct RouterNative {
     Smem& smem;
     int lane, warp_row;
     Place at;
+    uint32_t planes;  // the descriptor of the stage's where there are several groups, known before its step begins
     float totals[kGroups][kSums];
 
     __device__ __forceinline__ void take(Fragments& a, RouterRowState& rows, const Place& from, bool first) {
@@ -221,14 +242,15 @@ struct RouterNative {
 
     // One step with the fragments in a; leaves the next step's there.
     __device__ __forceinline__ void step(Fragments& a, RouterRowState& rows, bool more) {
-      const uint64_t q = plane_descriptor(ptx::shared_address(smem.q[at.stage]));
+      const uint64_t q = kEightRows | (kGroups > 1 ? planes : plane_descriptor(ptx::shared_address(smem.q[at.stage])));
       Place next = at;
       next.advance();
       Fragments ahead;
       float acc[kSums];
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        multiply(acc, a, q + group * ptx::wgmma_advance(kRouterTerms * kColumns * 32));
+        multiply(acc, a, q + group * ptx::wgmma_advance(kRouterTerms * kColumns * 32), Turn{warp_row / 64});
+        if (group + 1 == kGroups) planes = next.stage == 0 ? planes - (kStages - 1) * (kQBytes >> 4) : planes + (kQBytes >> 4);
         if (group + 1 == kGroups && more) take(ahead, rows, next, false);
         ptx::wgmma_wait<0>();
         ptx::wgmma_keep(acc);
@@ -325,7 +347,10 @@ struct RouterNative {
 
   __device__ static __forceinline__ void consume(const RouterOutParams& p, Smem& smem, int thread, int rank) {
     Consumer my{p, smem, thread & 31, 16 * __shfl_sync(0xffffffffu, thread >> 5, 0)};
+    my.planes = plane_descriptor(ptx::shared_address(smem.q[0]));
     RouterRowState rows;
+    const Turn turn{my.warp_row / 64};
+    if (turn.warpgroup == 1) turn.pass();  // the other warpgroup begins
 #pragma unroll 1
     for (int unit = blockIdx.x / kRouterCtas; unit < p.work.units; unit += gridDim.x / kRouterCtas) {
       const RouterUnit range = router_unit(p.work, unit);
@@ -346,6 +371,7 @@ struct RouterNative {
         next += segment.end_step - segment.first_step;
       }
     }
+    if (turn.warpgroup == 0) turn.wait();  // the last turn that was passed
   }
 
   __device__ static __forceinline__ void run(const RouterOutParams& p, char* bytes) {

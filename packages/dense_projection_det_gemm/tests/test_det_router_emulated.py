@@ -86,10 +86,9 @@ def test_every_order_of_completion(emulated, architecture):
     for package.options in ORDERS:
         x, g = normal(700, 136, 1), normal(700, 24, 2)
         results.append(multiply(package, architecture, padded(g).t(), padded(x)))
-        results.append(forward(package, architecture, normal(140, 100, 3), normal(136, 100, 4)))
-    for dw, y in zip(results[::2], results[1::2]):
-        assert_bitwise_equal(dw, results[0])
-        assert_bitwise_equal(y, results[1])
+        results += [forward(package, architecture, normal(140, 100, 3, t), normal(136, 100, 4)) for t in (FP32, BF16)]
+    for at, result in enumerate(results):
+        assert_bitwise_equal(result, results[at % 3])
 
 
 @pytest.mark.parametrize("architecture", TARGETS)

@@ -12,6 +12,8 @@ from cake_shared.emulator import (
     Module,
     Options,
     PtxSyntaxError,
+    SharedRace,
+    UninitialisedRead,
     UnwaitedResult,
 )
 
@@ -256,6 +258,42 @@ def test_other_copies_that_nobody_waits_for_are_named_too(detect):
     with pytest.raises(AsyncInFlight, match=r"cp\.async\.bulk\.global") as caught:
         run(stores, detect=detect)
     assert caught.value.line
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_copy_that_no_group_has_is_said_to_be_in_none(order):
+    copy = "@leader cp.async.ca.shared.global [data], [at], 4;"
+    commit, wait, read = "cp.async.commit_group;", "cp.async.wait_group 0;", "@leader ld.shared.u32 got, [data];"
+    run(copy + commit + wait + read, order)
+    with pytest.raises(UnwaitedResult, match=r"no cp\.async\.commit_group follows it"):
+        run(copy + wait + read, order)
+    with pytest.raises(UnwaitedResult, match="not been waited for \\["):
+        run(copy + commit + read, order)
+    with pytest.raises(AsyncInFlight, match=r"no cp\.async\.commit_group follows"):
+        run(copy + wait, order)
+    with pytest.raises(AsyncInFlight, match="no wait has covered \\["):
+        run(copy + commit, order)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_a_bulk_copy_that_no_group_has_is_said_to_be_in_none(order):
+    store = "@leader st.shared.v4.u32 [data], {0, 0, 0, 0};"
+    copy = "fence.proxy.async.shared::cta; @leader cp.async.bulk.global.shared::cta.bulk_group [at], [data], 16;"
+    commit, wait = "cp.async.bulk.commit_group;", "cp.async.bulk.wait_group 0;"
+    run(store + copy + commit + wait + store, order)
+    with pytest.raises(SharedRace, match=r"no cp\.async\.bulk\.commit_group follows it"):
+        run(store + copy + wait + store, order)
+    with pytest.raises(SharedRace, match="no wait that covers it \\["):
+        run(store + copy + commit + store, order)
+    with pytest.raises(AsyncInFlight, match=r"no cp\.async\.bulk\.commit_group follows"):
+        run(store + copy + wait, order)
+
+
+def test_memory_that_nothing_wrote_is_named_in_its_number():
+    with pytest.raises(UninitialisedRead, match="shared byte 0x440 has never been written"):
+        run("ld.shared.u8 t, [data];")
+    with pytest.raises(UninitialisedRead, match="shared bytes 0x440 to 0x443 have never been written"):
+        run("ld.shared.u32 t, [data];")
 
 
 def test_aligned_barriers_need_whole_warps():

@@ -88,7 +88,7 @@ def test_a_detector_that_fires_gives_status_one(file, capsys):
         ),
         (["--kernel", "store", "--arg", "f32:4:nowhere"], "nowhere"),
         (["--kernel", "store", "--block", "4", "--arg", "f32:4", "--arg", "1", "--dump", "1"], "--dump: got 1, takes"),
-        (["--kernel", "nothing", "--stop", "9999"], "--stop: no warp came to an instruction of PTX line 9999"),
+        (["--kernel", "nothing", "--stop", "9999"], "--stop: no lane executed an instruction of PTX line 9999"),
         (["--kernel", "nothing", "--trace", "1"], "--trace: got CTA 1, takes 0 to 0"),
         (["--kernel", "nothing", "--block", "64", "--trace", "0,2"], "--trace: got warp 2, takes 0 to 1"),
         (["--kernel", "nothing", "--dump-shared", "0,4"], "--dump-shared: takes effect at a stop"),
@@ -325,6 +325,28 @@ def test_a_stop_may_be_at_a_line_of_the_source(tmp_path, capfd):
     assert "--stop: no source other.cu; known are " in capfd.readouterr().err
     assert main([*run, "0"]) == 2
     assert "--stop: takes LINE or FILE:LINE, counted from 1, got '0'" in capfd.readouterr().err
+
+
+BRANCH = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k() {
+.reg .pred p; .reg .b32 r;
+setp.ne.u32 p, 0, 0;
+@p bra END;
+@p mov.b32 r, 1;
+END: ret;
+}
+"""
+
+
+def test_a_stop_is_where_a_lane_executes_and_a_branch_not_taken_is_executed(tmp_path, capsys):
+    path = tmp_path / "branch.ptx"
+    path.write_text(BRANCH)
+    assert main(["run", str(path), "--stop", "7"]) == 1
+    assert "stopped at line 7" in capsys.readouterr().err
+    assert main(["run", str(path), "--stop", "8"]) == 2
+    assert "--stop: no lane executed an instruction of PTX line 8" in capsys.readouterr().err
 
 
 STRUCT = """#include <cuda_bf16.h>

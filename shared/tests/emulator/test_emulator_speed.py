@@ -1,11 +1,11 @@
-"""The committed measurement of the emulator's speed: what it says, and that EMULATOR.md quotes it."""
+"""The committed measurements of the emulator's speed: what they say, and that EMULATOR.md quotes them."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from cake_shared.emulator import speed
+from cake_shared.emulator import native, speed
 
 PAGE = Path(__file__).parents[2] / "EMULATOR.md"
 
@@ -20,9 +20,12 @@ def test_the_committed_measurement_meets_the_demands(result):
     assert set(result["kernels"]) == {"arithmetic", "shared_tile"}
 
 
-def test_the_page_quotes_it(result):
-    quoted = PAGE.read_text().partition(speed.BEGIN)[2].partition(speed.END)[0]
-    assert quoted.strip() == speed.markdown(result).strip()
+def test_the_page_quotes_both_measurements():
+    page = PAGE.read_text()
+    assert speed.renewed(page) == page
+    for path in (speed.RESULTS, speed.RESULTS_AVX2):
+        begin, end = speed.markers(path)
+        assert speed.markdown(json.loads(path.read_text())) in page.partition(begin)[2].partition(end)[0]
 
 
 def test_what_is_too_slow_is_named(result):
@@ -35,3 +38,7 @@ def test_what_is_too_slow_is_named(result):
 def test_rates_are_measured():
     rates = speed.kernel_rates()
     assert all(rate > 0 for by_detectors in rates.values() for rate in by_detectors.values())
+
+
+def test_every_source_is_built_once():
+    assert sorted(" ".join(native._UNITS).split()) == sorted(path.stem for path in native.SOURCES.glob("*.cpp"))

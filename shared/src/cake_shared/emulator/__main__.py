@@ -196,7 +196,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if report.printf:
         print(report.printf, end="")
     if arguments.stop is not None:
-        raise ValueError(f"--stop: no warp came to an instruction of PTX line {stop}")
+        raise ValueError(f"--stop: no lane executed an instruction of PTX line {stop}")
     print(report.table())
     for line, count in sorted(report.by_line.items(), key=lambda item: -item[1])[: arguments.lines]:
         print(f"{count:>12}  {line:>6}  {lines[line - 1].strip()}")

@@ -16,8 +16,24 @@ from cake_shared.jit.compilers import Compiler, find_cxx
 
 SOURCES = Path(__file__).parent / "cpp"
 _LIBRARY = "emulator.so"
+# Files that are compiled as one: apart, most of their time would go into the same headers and templates again. Those of
+# a unit share one unnamed namespace.
+_UNITS = (
+    "ptx_lexer ptx_parser ptx_body ptx_constant isa isa_table isa_table_memory types",
+    "decode decode_check decode_operands module api trace where",
+    "shadow strong order_mbarrier clocks flight overlap access memory",
+    "gang scheduler lanes async tensor_memory exec_sync",
+    "exec_memory exec_store_async exec_async exec_warp",
+    "exec_float exec_half exec_convert",
+    "exec_integer exec_bits",
+    "exec_predicate exec_control exec_move",
+    "exec_approx exec_mbarrier exec_bulk",
+    "exec_wgmma tensor_core tile",
+    "exec_tcgen05 tcgen05_mma",
+    "exec_tensor tensor_map reduce",
+    "exec_mma exec_atomic",
+)
 # Contraction would fuse what PTX keeps apart; -O2 alone does not vectorise the lane loops.
-_SHARED_HEADERS = ("access.h", "decode.h", "mbarrier.h", "scheduler.h")
 _FLAGS = (
     "-std=c++20",
     "-O2",
@@ -108,7 +124,7 @@ def _files() -> list[Path]:
 
 def _name(compiler: Compiler) -> str:
     digest = hashlib.sha256()
-    for part in (*_FLAGS, _cpu(), str(compiler.path), str(compiler.version)):
+    for part in (*_FLAGS, *_UNITS, _cpu(), str(compiler.path), str(compiler.version)):
         digest.update(part.encode() + b"\0")
     for path in _files():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -119,19 +135,12 @@ def _build(compiler: Compiler, workshop: Path) -> Path:
     scratch, entry = workshop / "scratch", workshop / "entry"
     scratch.mkdir()
     entry.mkdir()
-    # Most of a file's compile time goes into headers that all files share: they are precompiled once.
-    shared = scratch / "shared.h"
-    shared.write_text("".join(f'#include "{SOURCES / name}"\n' for name in _SHARED_HEADERS))
-    compiled = "shared.h.gch"
-    header = builder.Edge((compiler.path, *_FLAGS, "-x", "c++-header", "$in", "-o", "$out"), (shared,), compiled)
-    edges = [header] + [
-        builder.Edge(
-            (compiler.path, *_FLAGS, "-include", shared, "-c", path, "-o", "$out"), (path, compiled), path.stem + ".o"
-        )
-        for path in _files()
-        if path.suffix == ".cpp"
-    ]
-    objects = tuple(edge.output for edge in edges if edge is not header)
+    edges = []
+    for number, files in enumerate(_UNITS):
+        unit = scratch / f"unit{number}.cpp"
+        unit.write_text("".join(f'#include "{SOURCES / name}.cpp"\n' for name in files.split()))
+        edges.append(builder.Edge((compiler.path, *_FLAGS, "-c", "$in", "-o", "$out"), (unit,), f"unit{number}.o"))
+    objects = tuple(edge.output for edge in edges)
     edges.append(builder.Edge((compiler.path, "-shared", "-pthread", "$in", "-o", "$out"), objects, _LIBRARY))
     seconds = builder.run_ninja(scratch, edges, "compiling the emulator")
     shutil.move(scratch / _LIBRARY, entry / _LIBRARY)

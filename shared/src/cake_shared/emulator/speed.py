@@ -1,4 +1,4 @@
-"""Measures the emulator: `python -m cake_shared.emulator.speed --out FILE` on an otherwise idle machine.
+"""Measures the emulator: `python -m cake_shared.emulator.speed --page EMULATOR.md` on an otherwise idle machine.
 
 The engine is built from cold in an empty cache; kernels run on one core. Rates are the best of several runs, in warp
 instructions a second of processor time.
@@ -24,6 +24,7 @@ from cake_shared.emulator.conformance.emulate import run_case
 from cake_shared.emulator.conformance.families import own, own_gemm
 
 RESULTS = Path(__file__).parent / "results_speed.json"
+RESULTS_AVX2 = RESULTS.with_name("results_speed_avx2.json")  # of a processor without AVX-512
 # What the engine has to reach: millions of warp instructions a second, and seconds to build.
 LEAST = {"cheap": 30.0, "all": 5.0}
 MOST_BUILD_SECONDS = 40.0
@@ -32,9 +33,11 @@ _ROUNDS = {"arithmetic": 4000, "shared_tile": 1500}
 _REPEATS = 3
 
 
-def _cpu() -> str:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return names[0].partition(":")[2].strip() if names else platform.machine()
+def _cpu() -> tuple[str, bool]:
+    """What the processor calls itself, and whether it has AVX-512, which says more."""
+    facts = dict(line.partition(":")[::2] for line in Path("/proc/cpuinfo").read_text().splitlines())
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    return facts.get("model name", platform.machine()), "avx512f" in facts.get("flags", "").split()
 
 
 def build_seconds() -> dict[str, float]:
@@ -99,9 +102,11 @@ def program_rates() -> dict[str, dict[str, float]]:
 def measure() -> dict:
     """Return everything that the result file holds."""
     load = os.getloadavg()[0]
+    cpu, avx512 = _cpu()
     return {
         "what": "millions of warp instructions a second on one core, by detectors; seconds to build the engine",
-        "cpu": _cpu(),
+        "cpu": cpu,
+        "avx512": avx512,
         "cores": os.cpu_count(),
         "load_average_before": round(load, 2),
         "python": platform.python_version(),
@@ -133,10 +138,14 @@ def markdown(result: dict) -> str:
     rates = result["kernels"] | result["programs"]
     rows = [f"| {name} | {rate['cheap']} | {rate['all']} |" for name, rate in rates.items()]
     build = result["build_seconds"]
+    vectors = "with" if result["avx512"] else "without"
     return "\n".join(
         [
-            f"Measured {result['date']} on one core of {result['cpu']}, cake-shared {result['cake_shared']}.",
+            f"Measured {result['date']} on one core of {result['cpu']} "
+            f"({vectors} AVX-512), load average {result['load_average_before']} before; "
+            f"cake-shared {result['cake_shared']}.",
             f"The engine is built in {build['wall']} s ({build['core']} core-seconds, {result['cores']} cores).",
+            *[f"Less than is wanted: {missed}." for missed in shortfalls(result)],
             "Millions of warp instructions a second:",
             "",
             "| program (a product of matrices is one instruction) | cheap detectors | all |",
@@ -146,24 +155,35 @@ def markdown(result: dict) -> str:
     )
 
 
+def renewed(page: str) -> str:
+    """Return the text of EMULATOR.md with each table, between the markers that name its file, as the file has it."""
+    for path in (RESULTS, RESULTS_AVX2):
+        begin, end = markers(path)
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{markdown(json.loads(path.read_text()))}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def markers(path: Path) -> tuple[str, str]:
+    """Return what stands in EMULATOR.md before and after the table of a result file."""
+    return f"<!-- {path.name}:begin -->", f"<!-- {path.name}:end -->"
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Measure, write the file, renew the table of EMULATOR.md; 1 when a demand is missed."""
+    """Measure, write the file, renew the tables of EMULATOR.md; 1 when a demand is missed."""
     parser = argparse.ArgumentParser(prog="python -m cake_shared.emulator.speed", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help=f"the result file ({RESULTS.name} beside this)")
-    parser.add_argument("--page", type=Path, help="EMULATOR.md, to renew the table between its markers")
+    parser.add_argument("--page", type=Path, help="EMULATOR.md, to renew its tables from the result files")
     arguments = parser.parse_args(argv)
     result = measure()
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(markdown(result))
     if arguments.page:
-        before, _, rest = arguments.page.read_text().partition(BEGIN)
-        arguments.page.write_text(f"{before}{BEGIN}\n{markdown(result)}\n{END}{rest.partition(END)[2]}")
+        arguments.page.write_text(renewed(arguments.page.read_text()))
     missed = shortfalls(result)
     print("\n".join(missed), file=sys.stderr) if missed else None
     return 1 if missed else 0
 
-
-BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
 
 if __name__ == "__main__":
     sys.exit(main())

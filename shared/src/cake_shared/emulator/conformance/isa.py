@@ -19,6 +19,7 @@ import tempfile
 from dataclasses import dataclass
 
 from cake_shared.emulator.conformance.isa_operands import DECLARED, operand_lists
+from cake_shared.emulator.conformance.runner import environment
 from cake_shared.emulator.module import Module
 from cake_shared.emulator.native import forms
 from cake_shared.jit.compilers import find_nvcc
@@ -213,7 +214,14 @@ def main(argv: list[str] | None = None) -> int:
             print(
                 f"    ptxas: {difference['ptxas'] or 'takes it'}\n    emulator: {difference['emulator'] or 'takes it'}"
             )
-    document = {"table_sha256": table_hash(), "exceptions": [why for _, _, why in EXCEPTIONS], "targets": results}
+    facts = environment(False)
+    del facts["nvcc"]  # each target's ptxas is named with it
+    document = {
+        "environment": facts,
+        "table_sha256": table_hash(),
+        "exceptions": [why for _, _, why in EXCEPTIONS],
+        "targets": results,
+    }
     if arguments.out:
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
     return int(any(result["differences"] for result in results.values()))

@@ -52,8 +52,28 @@ V flush_lane(V v) {
   return v;
 }
 
+// Ins::flags beside the word of the combination: the two lowest bits are 0 for none, or 1 and, 2 or, 3 xor. 0 is plain.
+constexpr u32 kFtzPacked = 4, kCombined = 8, kToRegister = 16;
+
+u32 combined(const Ins& i, u32 t, u32 c) {
+  const u32 op = i.flags & 3;
+  return op == 1 ? t & c : op == 2 ? t | c : op == 3 ? t ^ c : t;
+}
+
+// What is done with the result of a comparison unless it goes into a predicate as it is; one for all comparisons.
+void finish(Warp& w, const Ins& i, u32 t) {
+  const u32 c = i.flags & 3 ? w.predicates[i.c] : 0;
+  if (i.flags & kToRegister) {  // set: all ones or 1.0 where true
+    const u32 r = combined(i, t, c), yes = static_cast<u32>(i.imm);
+    each_lane(w.mask, [&](int l) { w.set32(i.d, l, r >> l & 1 ? yes : 0); });
+  } else {  // p|q = (a cmp b) op c, !(a cmp b) op c
+    w.set_predicate(i.d, combined(i, t, c));
+    w.set_predicate(i.e, combined(i, ~t, c));
+  }
+}
+
 template <int kCompare, class T, bool kFtz>
-u32 compare_lanes(Warp& w, const Ins& i) {
+void h_compare(Warp& w, const Ins& i) {
   auto *a = w.slot<T>(i.a), *b = w.slot<T>(i.b);
   u32 r = 0;
   for (int l = 0; l < kLanes; ++l) {
@@ -61,73 +81,40 @@ u32 compare_lanes(Warp& w, const Ins& i) {
     if constexpr (kFtz) x = flush_lane<T>(x), y = flush_lane<T>(y);
     r |= u32(compare<kCompare>(x, y)) << l;
   }
-  return r;
+  if (i.flags == 0) w.set_predicate(i.d, r);
+  else finish(w, i, r);
 }
 
-template <int kCompare, class T, bool kFtz>
-struct Setp {
-  static void plain(Warp& w, const Ins& i) { w.set_predicate(i.d, compare_lanes<kCompare, T, kFtz>(w, i)); }
-  // p|q = (a cmp b) op c, !(a cmp b) op c
-  static void combined(Warp& w, const Ins& i) {
-    const u32 t = compare_lanes<kCompare, T, kFtz>(w, i), c = i.flags ? w.predicates[i.c] : 0;
-    auto combine = [&](u32 x) { return i.flags == 1 ? x & c : i.flags == 2 ? x | c : i.flags == 3 ? x ^ c : x; };
-    const u32 p = combine(t), q = combine(~t);
-    w.set_predicate(i.d, p);
-    w.set_predicate(i.e, q);
-  }
-  // set: all ones or 1.0 where true
-  static void to_register(Warp& w, const Ins& i) {
-    const u32 t = compare_lanes<kCompare, T, kFtz>(w, i), c = i.flags & 3 ? w.predicates[i.c] : 0;
-    const u32 op = i.flags & 3, r = op == 1 ? t & c : op == 2 ? t | c : op == 3 ? t ^ c : t;
-    const u32 yes = static_cast<u32>(i.imm);
-    each_lane(w.mask, [&](int l) { w.set32(i.d, l, r >> l & 1 ? yes : 0); });
-  }
-};
-
-enum class Form : u8 { Plain, Combined, ToRegister };
-
-template <int kCompare, class T>
-Handler handler(Form form, bool ftz) {
-  if (ftz) {
-    return form == Form::Plain      ? Setp<kCompare, T, true>::plain
-           : form == Form::Combined ? Setp<kCompare, T, true>::combined
-                                    : Setp<kCompare, T, true>::to_register;
-  }
-  return form == Form::Plain      ? Setp<kCompare, T, false>::plain
-         : form == Form::Combined ? Setp<kCompare, T, false>::combined
-                                  : Setp<kCompare, T, false>::to_register;
-}
-
-template <class T, int... kAll>
-Handler of_compare(int c, Form form, bool ftz, std::integer_sequence<int, kAll...>) {
-  Handler h = nullptr;
-  ((c == kAll ? (h = handler<kAll, T>(form, ftz), 0) : 0), ...);
-  return h;
+template <class T, bool kFtz, int... kAll>
+Handler of_compare(int c, std::integer_sequence<int, kAll...>) {
+  constexpr Handler handlers[] = {h_compare<kAll, T, kFtz>...};
+  return handlers[c];
 }
 template <class T>
-Handler integer(int c, Form form) {
-  return of_compare<T>(c, form, false, std::make_integer_sequence<int, 6>{});
+Handler integer(int c) {
+  return c <= Ge ? of_compare<T, false>(c, std::make_integer_sequence<int, Ge + 1>{}) : nullptr;
 }
 template <class T>
-Handler floating(int c, Form form, bool ftz) {
-  return of_compare<T>(c, form, ftz, std::make_integer_sequence<int, 14>{});
+Handler floating(int c, bool ftz) {
+  constexpr std::make_integer_sequence<int, Nan + 1> all{};
+  return ftz ? of_compare<T, true>(c, all) : of_compare<T, false>(c, all);
 }
 
-Handler choose(Type t, int c, Form form, bool ftz) {
+Handler choose(Type t, int c, bool ftz) {
   switch (t) {
     case Type::U16:
-    case Type::B16: return integer<u16>(c, form);
+    case Type::B16: return integer<u16>(c);
     case Type::U32:
-    case Type::B32: return integer<u32>(c, form);
+    case Type::B32: return integer<u32>(c);
     case Type::U64:
-    case Type::B64: return integer<u64>(c, form);
-    case Type::S16: return integer<i16>(c, form);
-    case Type::S32: return integer<i32>(c, form);
-    case Type::S64: return integer<i64>(c, form);
-    case Type::F32: return floating<float>(c, form, ftz);
-    case Type::F64: return floating<double>(c, form, false);
-    case Type::F16: return floating<Half>(c, form, ftz);
-    case Type::BF16: return floating<BFloat>(c, form, ftz);
+    case Type::B64: return integer<u64>(c);
+    case Type::S16: return integer<i16>(c);
+    case Type::S32: return integer<i32>(c);
+    case Type::S64: return integer<i64>(c);
+    case Type::F32: return floating<float>(c, ftz);
+    case Type::F64: return of_compare<double, false>(c, std::make_integer_sequence<int, Nan + 1>{});
+    case Type::F16: return floating<Half>(c, ftz);
+    case Type::BF16: return floating<BFloat>(c, ftz);
     default: return nullptr;
   }
 }
@@ -150,7 +137,7 @@ void h_setp_packed(Warp& w, const Ins& i) {
   each_lane(w.mask, [&](int l) {
     for (int k = 0; k < 2; ++k) {
       float x = to_float(H{u16(w.lane32(i.a, l) >> 16 * k)}), y = to_float(H{u16(w.lane32(i.b, l) >> 16 * k)});
-      if (i.flags & 4) x = flush_lane<H>(x), y = flush_lane<H>(y);
+      if (i.flags & kFtzPacked) x = flush_lane<H>(x), y = flush_lane<H>(y);
       bool t = false;
       switch (i.imm) {
         case Eq: t = compare<Eq>(x, y); break;
@@ -171,10 +158,7 @@ void h_setp_packed(Warp& w, const Ins& i) {
       r[k] |= u32(t) << l;
     }
   });
-  for (int k = 0; k < 2; ++k) {
-    const u32 op = i.flags & 3, v = op == 1 ? r[k] & c : op == 2 ? r[k] | c : op == 3 ? r[k] ^ c : r[k];
-    w.set_predicate(k ? i.e : i.d, v);
-  }
+  for (int k = 0; k < 2; ++k) w.set_predicate(k ? i.e : i.d, combined(i, r[k], c));
 }
 
 // set.cmp.f16x2.f16x2: 1.0 or 0 in each half.
@@ -205,12 +189,13 @@ void decode_setp(Decoder& d, Ins& i) {
   if (combine >= 0) i.c = d.predicate(3);
   i.flags = static_cast<u32>(combine + 1);
   if (*t == Type::F16x2 || *t == Type::BF16x2) {
-    if (ftz) i.flags |= 4;
+    if (ftz) i.flags |= kFtzPacked;
     i.imm = c;
     i.fn = *t == Type::F16x2 ? h_setp_packed<Half> : h_setp_packed<BFloat>;
     return;
   }
-  i.fn = choose(*t, c, pair || combine >= 0 ? Form::Combined : Form::Plain, ftz);
+  if (pair || combine >= 0) i.flags |= kCombined;
+  i.fn = choose(*t, c, ftz);
 }
 
 void decode_set(Decoder& d, Ins& i) {
@@ -234,7 +219,7 @@ void decode_set(Decoder& d, Ins& i) {
     case Type::BF16: i.imm = 0x3f80; break;
     case Type::F16x2:
     case Type::BF16x2: {
-      if (ftz) i.flags |= 4;
+      if (ftz) i.flags |= kFtzPacked;
       const u32 slot = i.d;
       i.list = static_cast<u32>(d.program().operands.size());
       d.add_operand(slot);
@@ -247,7 +232,8 @@ void decode_set(Decoder& d, Ins& i) {
     }
     default: d.unsupported("this destination type");
   }
-  i.fn = choose(*t, c, Form::ToRegister, ftz);
+  i.flags |= kToRegister;
+  i.fn = choose(*t, c, ftz);
 }
 
 template <class T>

@@ -25,8 +25,6 @@ Cta& pair_peer(Warp& w, Cta& cta) {
 
 namespace {
 
-constexpr u32 kPair = 1;  // Ins::flags: cta_group::2
-
 u32 take_group(Decoder& d) {
   const int g = d.mods().take_one({"cta_group::1", "cta_group::2"});
   if (g < 0) d.unsupported("no cta_group");

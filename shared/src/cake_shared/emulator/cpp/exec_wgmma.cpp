@@ -17,10 +17,11 @@ void WgmmaState::check_exit() const {
     if (warps[k].outstanding()) {
       const auto& committed = warps[k].committed;
       const auto group = std::find_if(committed.begin(), committed.end(), [](const auto& g) { return !g.empty(); });
-      const AsyncOp& op = *(group != committed.end() ? group->front() : warps[k].open.front())->op;
+      const bool grouped = group != committed.end();
+      const AsyncOp& op = *(grouped ? group->front() : warps[k].open.front())->op;
       throw Fault{"AsyncInFlight",
-                  "the CTA ends with wgmma products that no wait has covered (warp " + std::to_string(k) + ")", -1, op.issuer,
-                  op.pc};
+                  "the CTA ends with wgmma products that no wait has covered (warp " + std::to_string(k) + ")" +
+                      (grouped ? "" : ": no wgmma.commit_group follows"), -1, op.issuer, op.pc};
     }
     if (warps[k].sequence != warps[k / 4 * 4].sequence) {
       fault("IllegalInstruction", "warps " + std::to_string(k / 4 * 4) + " and " + std::to_string(k) +

@@ -188,9 +188,11 @@ u64 GangRunner::special_value(const Program::SpecialSlot& s, const Cta& cta, int
 
 namespace {
 
-void check_waited(const GroupList& list, const char* what, int lane) {
+void check_waited(const GroupList& list, const char* what, const char* group, int lane) {
   if (const AsyncOp* op = list.unwaited()) {
-    throw Fault{"AsyncInFlight", "the CTA ends with " + std::string(what) + " that no wait has covered", lane, op->issuer, op->pc};
+    std::string text = "the CTA ends with " + std::string(what) + " that no wait has covered";
+    if (!list.open.empty() && op == list.open.front().get()) text += ": no " + std::string(group) + ".commit_group follows";
+    throw Fault{"AsyncInFlight", text, lane, op->issuer, op->pc};
   }
 }
 
@@ -219,8 +221,8 @@ void GangRunner::check_exit(Cta& cta) {
   }
   for (const auto& w : cta.warps) {
     for (int l = 0; l < kLanes; ++l) {
-      if (w.copies.lanes) check_waited(w.copies.lanes[l], "cp.async copies", l);
-      if (w.bulk.lanes) check_waited(w.bulk.lanes[l], "bulk copies", l);
+      if (w.copies.lanes) check_waited(w.copies.lanes[l], "cp.async copies", "cp.async", l);
+      if (w.bulk.lanes) check_waited(w.bulk.lanes[l], "bulk copies", "cp.async.bulk", l);
     }
   }
   check_counted(cta);

@@ -69,7 +69,33 @@ std::string SharedShadow::unordered(u32 me, u32 other, int other_pc, u32 cell, c
 void SharedShadow::race(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before, int lane) const {
   if (other < warps_) fault("SharedRace", unordered(me, other, other_pc, cell, what, before), lane);
   fault("SharedRace", place(cell) + ": " + what + " by " + name(me) + " where " + name(other) + at(other_pc) +
-        " may still read: it knows of no wait that covers it", lane);
+        " may still read: it knows of no wait that covers it" + ungrouped_read(other, other_pc), lane);
+}
+
+// What to add where a wait cannot cover the copy into a cell: no group has it.
+std::string SharedShadow::ungrouped_copy(u32 cell) const {
+  for (const auto& [warp, list] : copies_) {
+    for (const Copies& c : list) {
+      for (const Range& r : c.ranges) {
+        if (cell < r.offset / granule_ || cell > (r.offset + r.bytes - 1) / granule_) continue;
+        const auto& open = c.op->issuer->copies.lane(r.lane).open;
+        if (std::find(open.begin(), open.end(), c.op) != open.end()) return ": no cp.async.commit_group follows it";
+      }
+    }
+  }
+  return "";
+}
+
+std::string SharedShadow::ungrouped_read(u32 actor, int pc) const {
+  if (actor < warps_ || actor >= 2 * warps_) return "";  // not a bulk copy's
+  const u32 warp = actor - warps_;
+  const auto& lanes = gang_->ctas[warp / warps_per_cta_]->warps[warp % warps_per_cta_].bulk.lanes;
+  for (int l = 0; lanes && l < kLanes; ++l) {
+    for (const auto& op : lanes[l].open) {
+      if (op->pc == pc) return ": no cp.async.bulk.commit_group follows it";
+    }
+  }
+  return "";
 }
 
 // `before` is not known to the warp. A write of the same value is let pass, for now.
@@ -77,7 +103,7 @@ void SharedShadow::unordered_write(Warp& w, u32 cell, const Past& before, bool w
   const u32 me = id(w);
   if (before.actor >= clocks_->first_barrier()) {
     fault(writes ? "SharedRace" : "UnwaitedResult",
-          place(cell) + ": the mbarrier of the copy" + at(before.pc) + " that wrote them has not been waited for by " + name(me), lane);
+          place(cell) + ": the mbarrier of the copy" + at(before.pc) + " that wrote " + number("it", "them") + " has not been waited for by " + name(me), lane);
   }
   if (!forgive || before.strong) race(me, before.actor, before.pc, cell, writes ? "a write" : "a read", "write", lane);
   u32 old = 0;
@@ -96,7 +122,8 @@ bool SharedShadow::check_order(Warp& w, u32 cell, bool writes, bool strong, int 
   }
   if (c.flags & kUnderWay && !(strong && c.flags & kReducing)) {
     fault(writes ? "SharedRace" : "UnwaitedResult",
-          place(cell) + ": the asynchronous copy" + at(write_pcs_[cell]) + " into them is under way and has not been waited for", lane);
+          place(cell) + ": the asynchronous copy" + at(write_pcs_[cell]) + " into " + number("it", "them") +
+          " is under way and has not been waited for" + ungrouped_copy(cell), lane);
   }
   bool passed = false;
   if (c.flags & kPast) {
@@ -156,7 +183,7 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
     Cell& c = cells_[cell];
     if (reads && !(c.flags & kWritten)) {
       if (c.flags & kUnderWay) check_order(w, cell, writes, strong, lane);
-      fault("UninitialisedRead", place(cell) + " have never been written", lane);
+      fault("UninitialisedRead", place(cell) + number(" has", " have") + " never been written", lane);
     }
     bool passed = false;
     if (writes || (c.flags & (kUnderWay | kPast | kMbarrier)) || c.clock > seen[c.writer]) {
@@ -182,7 +209,7 @@ void SharedShadow::access(Warp& w, u32 offset, u32 bytes, bool reads, bool write
 void SharedShadow::check_fenced(const Knowledge& known, u32 cell, u32 actor, u32 clock, int pc) const {
   if (actor >= warps_ || clock > known.seen[actor] || clock <= known.fenced[actor]) return;
   fault("MissingProxyFence",
-        place(cell) + " were written by " + name(actor) + at(pc) +
+        place(cell) + number(" was", " were") + " written by " + name(actor) + at(pc) +
             " with ordinary stores and are read by the asynchronous proxy without fence.proxy.async between");
 }
 
@@ -190,7 +217,7 @@ void SharedShadow::async_order(Warp& issuer, u32 cell, bool reads, bool writes, 
   const Cell& c = cells_[cell];
   const Knowledge& known = clocks_->of(id(issuer));
   if (reads) {
-    if (!(c.flags & (kWritten | kUnderWay))) fault("UninitialisedRead", place(cell) + " have never been written");
+    if (!(c.flags & (kWritten | kUnderWay))) fault("UninitialisedRead", place(cell) + number(" has", " have") + " never been written");
     if (!fenced) {
       // of the generic proxy itself
     } else if (c.flags & kPast) {

@@ -167,6 +167,9 @@ class SharedShadow {
   [[noreturn]] void race(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before, int lane) const;
   std::string unordered(u32 me, u32 other, int other_pc, u32 cell, const char* what, const char* before) const;
   std::string place(u32 cell) const;
+  const char* number(const char* one, const char* many) const { return granule_ > 1 ? many : one; }  // as place says
+  std::string ungrouped_copy(u32 cell) const;
+  std::string ungrouped_read(u32 actor, int pc) const;
   std::string at(int pc) const;  // " at line 12 (source.cu:34)"
   std::string name(u32 actor) const;
   void settle(Warp& w, Copies& copies, u32 lanes, u32 clock);

@@ -12,7 +12,7 @@ namespace cake::emu {
 namespace {
 
 enum class MmaKind : u8 { F16, TF32, F8F6F4, I8 };
-constexpr u32 kPair = 1, kAInTensorMemory = 2, kScaleD = 4;
+constexpr u32 kAInTensorMemory = 2, kScaleD = 4;
 
 SharedTile tile_of(u64 descriptor, bool mn_major) {
   if ((descriptor >> 46 & 3) != 1) fault("IllegalInstruction", "matrix descriptor " + hex(descriptor) + " has not version 1 in bits 46 and 47");

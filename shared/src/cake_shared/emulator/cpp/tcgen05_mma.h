@@ -5,6 +5,8 @@
 
 namespace cake::emu {
 
+constexpr u32 kPair = 1;  // Ins::flags: cta_group::2
+
 TensorMemory& tensor_memory(Cta& cta);
 u64 tensor_pipe(const Cta& cta);         // the stream whose operations complete in order
 Cta& pair_peer(Warp& w, Cta& cta);       // the other CTA of a pair (cta_group::2)

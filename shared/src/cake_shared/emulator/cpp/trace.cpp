@@ -95,11 +95,13 @@ void GangRunner::trace(const Warp& w, const Ins& i, u32 mask) const {
   if (i.kind == Kind::Label || is_helper(i.fn)) return;
   if (launch_.trace_warp >= 0 && w.index != launch_.trace_warp) return;
   if (launch_.trace_cta >= 0 && static_cast<u64>(launch_.trace_cta) != w.cta->linear) return;
-  if (launch_.stop_line && i.line == launch_.stop_line && mask) {
+  // A branch is executed by the lanes that do not take it, too.
+  const u32 lanes = i.kind == Kind::Branch ? w.splits[static_cast<size_t>(w.current)].mask : mask;
+  if (launch_.stop_line && i.line == launch_.stop_line && lanes) {
     std::string text = "stopped at line " + std::to_string(i.line);
     if (launch_.dump_shared[1]) text += dump_shared(*w.cta, launch_.dump_shared[0], launch_.dump_shared[1]);
     if (launch_.dump_tensor[1]) text += dump_tensor(*w.cta, launch_.dump_tensor[0], launch_.dump_tensor[1]);
-    fault("Stop", text, first_lane(mask));
+    fault("Stop", text, first_lane(lanes));
   }
   if (launch_.stop_line && launch_.trace_cta < 0) return;  // only stopping was asked for
   const std::string values = mask ? values_read(program_, w, i, first_lane(mask)) : "";

@@ -36,7 +36,7 @@ from cake_shared.testing.gdn_run import run
 from cake_shared.testing.sanitizer import TOOLS, ToolRun, ToolSaid, run_side_by_side
 
 PACKAGE = "cake_gdn_det_train"
-WIDE, NARROW = 1, 1000  # multiprocessors that the plan counts with: chains of 8 or of 4 warps
+WIDE, NARROW = 3, 1000  # multiprocessors that the plan counts with: chains of 8 or of 4 warps
 # The tools count barriers in the compiler's notes, which say one for an array of them; what they do not count they do
 # not follow.
 WORDS = ("--print-limit", "1000", "--show-backtrace", "device", "--num-cuda-barriers", "128")
@@ -76,14 +76,23 @@ def _segments() -> GdnCase:
     return case.with_(initial_state=h0, d_state=ds)
 
 
-# racecheck takes longer for a segmented sequence than for all else together: of segments it has one width alone.
 PARTS = {
-    "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE, TOOLS),
-    "the same, narrow chains": (_pack, NARROW, TOOLS),
-    "every option, H/HV 2/6": (_options, NARROW, TOOLS),
-    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE, TOOLS),
-    "segments: the same, narrow chains": (_segments, NARROW, ("memcheck", "initcheck", "synccheck")),
+    "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE),
+    "the same, narrow chains": (_pack, NARROW),
+    "every option, H/HV 2/6": (_options, NARROW),
+    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE),
+    "segments: the same, narrow chains": (_segments, NARROW),
 }
+# racecheck follows every access of shared memory by processors of the host, and a segmented sequence has 129 chunks of
+# them: each of these stages, and all others together, are a process's own there.
+LONG_STAGES = (
+    "segment_pairs",
+    "chunk_output",
+    "segment_gradients",
+    "value_gradients",
+    "chunk_states",
+    "token_gradients",
+)
 
 
 def program_sets(architecture: str) -> dict[str, list[str]]:
@@ -99,7 +108,7 @@ def program_sets(architecture: str) -> dict[str, list[str]]:
 def launch(programs: str, part: str):
     """Forward and backward of one part."""
     begin = time.monotonic()
-    make, multiprocessors, _ = PARTS[part]
+    make, multiprocessors = PARTS[part]
     if programs == "portable":
         backend = portable_backend(PACKAGE)
         rule = rule_through(PACKAGE, backend)
@@ -119,10 +128,25 @@ def must_find_nothing(programs: str, tool: str) -> bool:
     return programs == "portable" or tool != "racecheck"
 
 
-def in_order(sets: list[str], tools: list[str]) -> list[tuple[str, str, str]]:
-    """Set, tool and part of every process: the long ones first, then what must find nothing."""
-    runs = [(programs, tool, part) for programs in sets for tool in tools for part in PARTS if tool in PARTS[part][2]]
-    return sorted(runs, key=lambda x: (x[1] != "racecheck" or "segments" not in x[2], not must_find_nothing(*x[:2])))
+def kernels_apart(programs: list[str], tool: str, part: str) -> dict[str, tuple[str, ...]]:
+    """The kernels of each process for a part under a tool, by what its name adds to the part's; () for all kernels."""
+    if tool != "racecheck" or not part.startswith("segments"):
+        return {"": ()}
+    stages = {program.rsplit("_", 1)[0]: program for program in programs}
+    apart = {f", {stage}": (stages[stage],) for stage in LONG_STAGES}
+    return {**apart, ", other stages": tuple(stages[stage] for stage in stages if stage not in LONG_STAGES)}
+
+
+def in_order(sets: dict[str, list[str]], tools: list[str]) -> list[tuple[str, str, str, str, tuple[str, ...]]]:
+    """Set, tool, part, what its name adds, kernels of every process: long ones first, then what must find nothing."""
+    runs = [
+        (name, tool, part, adds, kernels)
+        for name, programs in sets.items()
+        for tool in tools
+        for part in PARTS
+        for adds, kernels in kernels_apart(programs, tool, part).items()
+    ]
+    return sorted(runs, key=lambda x: (not x[4], not must_find_nothing(*x[:2])))
 
 
 def sanitizer_version(sanitizer: str) -> str:
@@ -207,13 +231,14 @@ def main() -> int:
         parts = list(PARTS)
         runs = [
             ToolRun(
-                (programs, part),
+                (programs, part + adds),
                 tool,
                 (sys.executable, __file__, "--launch", programs, part),
-                logs / f"{programs}-{tool}-{parts.index(part)}.txt",
+                logs / f"{programs}-{tool}-{parts.index(part)}{adds.replace(', ', '-').replace(' ', '_')}.txt",
+                kernels,
             )
-            for programs, tool, part in in_order(list(sets), options.tools.split(","))
-            if options.only in part
+            for programs, tool, part, adds, kernels in in_order(sets, options.tools.split(","))
+            if options.only in part + adds
         ]
         run_side_by_side(
             runs,

@@ -35,6 +35,9 @@ inline constexpr int kGateParametersThreads = 256;
 
 inline constexpr int kPrologueRowsPerWarp = 8;
 
+// So many CTAs at most write what no chunk writes.
+inline constexpr int kUncoveredCtas = 132;
+
 // Up to so many sequences every CTA of the prologue that needs the offsets makes them for itself.
 inline constexpr int kScannedSequences = 1024;
 
@@ -198,6 +201,7 @@ struct TokenGradientsParams {
   GateOption gate;
   float beta_top;             // as BetaOption
   double* gate_partials;      // [chunks, value_heads, 2]: of A_log and dt_bias; null without the gate option
+  Uncovered uncovered;        // of the call, where no prologue is launched; in one of its waves
   const float* scalars;
   const char* entry_states;
   const char* exit_gradients;

@@ -42,4 +42,12 @@ __device__ __forceinline__ void fill_uncovered(const Uncovered& p, const PackTab
   }
 }
 
+// A stage's CTAs with what the call leaves to it: that of a pack, whose tokens are all in one row.
+template <int kThreads>
+__device__ __forceinline__ void fill_uncovered_by_stage(const Uncovered& p, const PackTables& tables, const Heads& heads) {
+  const int ctas = min(static_cast<int>(gridDim.x), kUncoveredCtas), cta = static_cast<int>(blockIdx.x);
+  if (p.result_count == 0 || cta >= ctas) return;
+  fill_uncovered<kThreads>(p, tables, heads.tokens_per_row, heads.value_heads, *tables.status == 0, cta, ctas);
+}
+
 }  // namespace cake::gdn

@@ -19,6 +19,7 @@
 //           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
 #pragma once
 
+#include "cake/gdn/any/uncovered.cuh"
 #include "cake/gdn/sm90/token_gradients_feed.cuh"
 #include "cake/gdn/sm90/token_gradients_math.cuh"
 
@@ -291,6 +292,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   __syncthreads();
   if (warp < kProductWarps) {
     ptx::take_registers<168>();
+    fill_uncovered_by_stage<kProductWarps * 32>(p.uncovered, p.tables, p.heads);
     accumulate(smem, p, Place::place_in(warp, lane));
   } else if (warp < kTileWarp) {
     ptx::take_registers<136>();

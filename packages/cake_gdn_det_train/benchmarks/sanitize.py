@@ -4,7 +4,8 @@
 
 The parts launch every program: packs with empty and ragged sequences, both widths of the chains, every option,
 segments; once by the programs of this GPU's records, and where some of them are native once more by portable programs
-alone, which serve every architecture. Each part under each tool is a process of its own. Each tensor has an allocation
+alone, which serve every architecture. Each part under each tool is a process of its own; racecheck and synccheck look
+at the kernels of the set, not at torch's. Each tensor has an allocation
 of its own, so that a tool sees where one ends and which was written. Nothing that a tool says is left out: its reports
 are counted by the places in the source that they name. The result is written whenever a process ends.
 """
@@ -77,14 +78,14 @@ def _segments() -> GdnCase:
 
 
 PARTS = {
-    "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE),
-    "the same, narrow chains": (_pack, NARROW),
-    "every option, H/HV 2/6": (_options, NARROW),
-    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE),
-    "segments: the same, narrow chains": (_segments, NARROW),
+    "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE, TOOLS),
+    "the same, narrow chains": (_pack, NARROW, TOOLS),
+    "every option, H/HV 2/6": (_options, NARROW, TOOLS),
+    "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE, TOOLS),
+    "segments: the same, narrow chains": (_segments, NARROW, ("memcheck", "initcheck", "synccheck")),
 }
 # racecheck follows every access of shared memory by processors of the host, and a segmented sequence has 129 chunks of
-# them: each of these stages, and all others together, are a process's own there.
+# them: of its two widths it has one, and each of these stages, and all others together, are a process's own there.
 LONG_STAGES = (
     "segment_pairs",
     "chunk_output",
@@ -108,7 +109,7 @@ def program_sets(architecture: str) -> dict[str, list[str]]:
 def launch(programs: str, part: str):
     """Forward and backward of one part."""
     begin = time.monotonic()
-    make, multiprocessors = PARTS[part]
+    make, multiprocessors, _ = PARTS[part]
     if programs == "portable":
         backend = portable_backend(PACKAGE)
         rule = rule_through(PACKAGE, backend)
@@ -128,10 +129,20 @@ def must_find_nothing(programs: str, tool: str) -> bool:
     return programs == "portable" or tool != "racecheck"
 
 
+def is_long(tool: str, part: str) -> bool:
+    """Whether the tool takes the longest for that part."""
+    return tool == "racecheck" and part.startswith("segments")
+
+
 def kernels_apart(programs: list[str], tool: str, part: str) -> dict[str, tuple[str, ...]]:
-    """The kernels of each process for a part under a tool, by what its name adds to the part's; () for all kernels."""
-    if tool != "racecheck" or not part.startswith("segments"):
+    """The kernels of each process for a part under a tool, by what its name adds to the part's; () for all kernels.
+
+    Tools that follow global memory must see who else writes it; the others look at the programs alone, not at torch's.
+    """
+    if tool not in ("racecheck", "synccheck"):
         return {"": ()}
+    if not is_long(tool, part):
+        return {"": tuple(programs)}
     stages = {program.rsplit("_", 1)[0]: program for program in programs}
     apart = {f", {stage}": (stages[stage],) for stage in LONG_STAGES}
     return {**apart, ", other stages": tuple(stages[stage] for stage in stages if stage not in LONG_STAGES)}
@@ -144,9 +155,10 @@ def in_order(sets: dict[str, list[str]], tools: list[str]) -> list[tuple[str, st
         for name, programs in sets.items()
         for tool in tools
         for part in PARTS
+        if tool in PARTS[part][2]
         for adds, kernels in kernels_apart(programs, tool, part).items()
     ]
-    return sorted(runs, key=lambda x: (not x[4], not must_find_nothing(*x[:2])))
+    return sorted(runs, key=lambda x: (not is_long(*x[1:3]), not must_find_nothing(*x[:2])))
 
 
 def sanitizer_version(sanitizer: str) -> str:

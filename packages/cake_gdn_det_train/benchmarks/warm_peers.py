@@ -107,7 +107,7 @@ class Share:
             if self.takes(f"{name} {args} {kwargs}"):
                 whole(function, *args, **kwargs)
                 self.spent(name, begin)
-            return lambda *_: None
+            return lambda *_, **__: None
 
         JITImpl.compile = compile
 

@@ -28,6 +28,7 @@ from cake_shared.workloads import GDN, GdnWorkload
 
 HEADS = sorted({(w.h, w.hv) for w in GDN}, key=lambda heads: -heads[1])
 TUNING_LENGTHS = (4096,) * 4
+Heads = list[tuple[int, int]]
 
 
 class Share:
@@ -127,7 +128,7 @@ def workloads_of(name: str, heads: tuple[int, int]) -> list[GdnWorkload]:
     return [w for w in GDN if (w.h, w.hv) == heads]
 
 
-def work(peers: tuple[str, ...], betas: list[str], share: Share):
+def work(peers: tuple[str, ...], every_heads: Heads, betas: list[str], share: Share):
     """One worker: all workloads of all peers, launching nothing."""
     torch.set_num_threads(1)
     arms, missing = installed_peers(peers)
@@ -135,7 +136,7 @@ def work(peers: tuple[str, ...], betas: list[str], share: Share):
     if any(arm.name == "FLA" for arm in arms):
         share.divide_triton()
     share.divide_tilelang()  # FLA has a kernel of TileLang's too
-    for arm, heads, beta in product(arms, HEADS, betas):
+    for arm, heads, beta in product(arms, every_heads, betas):
         for workload in workloads_of(arm.name, heads):
             try:
                 run_both(arm, workload, beta)
@@ -147,7 +148,7 @@ def work(peers: tuple[str, ...], betas: list[str], share: Share):
     print(f"compiled {sum(share.kernels.values())} in {sum(share.seconds.values()):.0f} s, left {share.left}: {parts}")
 
 
-def tune(betas: list[str], deadline: float):
+def tune(every_heads: Heads, betas: list[str], deadline: float):
     """FLA on one pack for each head count and dtype of beta, in this process."""
     from triton.runtime.autotuner import Autotuner
     from triton.testing import do_bench
@@ -157,7 +158,7 @@ def tune(betas: list[str], deadline: float):
 
     Autotuner.do_bench = property(lambda _: short)
     (arm,), _ = installed_peers(("FLA",))
-    for heads, beta in product(HEADS, betas):
+    for heads, beta in product(every_heads, betas):
         begin = time.monotonic()
         if time.time() > deadline:
             print(f"FLA {heads} {beta}: not tuned, no time left")
@@ -166,7 +167,7 @@ def tune(betas: list[str], deadline: float):
         print(f"FLA {heads} {beta}: {time.monotonic() - begin:.1f} s", flush=True)
 
 
-def used(betas: list[str]):
+def used(every_heads: Heads, betas: list[str]):
     """Prints every folder of Triton's cache that FLA opens where its choices are there."""
     from triton.runtime.cache import FileCacheManager
 
@@ -182,7 +183,7 @@ def used(betas: list[str]):
 
     FileCacheManager.get_file, FileCacheManager.get_group = note(get_file), note(get_group)
     (arm,), _ = installed_peers(("FLA",))
-    for heads, beta in product(HEADS, betas):
+    for heads, beta in product(every_heads, betas):
         run_both(arm, *workloads_of("FLA", heads), beta)
     print("\n".join(opened))
 
@@ -191,6 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--used", action="store_true", help="print the folders of Triton's cache that are needed")
     parser.add_argument("--peers", default=",".join(reversed(PEERS)))  # the longest compilations first
+    parser.add_argument("--heads", default=",".join(f"{h}/{hv}" for h, hv in HEADS), help="key and value heads")
     parser.add_argument("--betas", default=",".join(BETAS))
     parser.add_argument("--tune", choices=("only", "never"), help="only choose configurations, or leave that out")
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing later than that")
@@ -198,24 +200,25 @@ def main() -> int:
     parser.add_argument("--share", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     peers, betas = tuple(options.peers.split(",")), options.betas.split(",")
+    heads = [tuple(map(int, pair.split("/"))) for pair in options.heads.split(",")]
     if options.share:
         folder, deadline = options.share
-        work(peers, betas, Share(folder, float(deadline)))
+        work(peers, heads, betas, Share(folder, float(deadline)))
         return 0
     if options.used:
-        used(betas)
+        used(heads, betas)
         return 0
     begin = time.monotonic()
     deadline = time.time() + options.seconds
     codes = [0]
     if options.tune != "only":
-        same = [sys.executable, __file__, "--peers", options.peers, "--betas", options.betas]
+        same = [sys.executable, __file__, "--peers", options.peers, "--heads", options.heads, "--betas", options.betas]
         with tempfile.TemporaryDirectory() as folder:
             started = [subprocess.Popen([*same, "--share", folder, str(deadline)]) for _ in range(options.workers)]
             codes = [process.wait() for process in started]
         print(f"compiled in {time.monotonic() - begin:.0f} s, exit codes {codes}", flush=True)
     if "FLA" in peers and options.tune != "never":
-        tune(betas, deadline)
+        tune(heads, betas, deadline)
         print(f"tuned after {time.monotonic() - begin:.0f} s", flush=True)
     return max(codes)
 

@@ -292,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   __syncthreads();
   if (warp < kProductWarps) {
     ptx::take_registers<168>();
-    fill_uncovered_by_stage<kProductWarps * 32>(p.uncovered, p.tables, p.heads);
+    fill_uncovered_by_stage<kProductWarps * 32>(p.uncovered, p.tables, p.heads, threadIdx.x);
     accumulate(smem, p, Place::place_in(warp, lane));
   } else if (warp < kTileWarp) {
     ptx::take_registers<136>();

@@ -201,7 +201,6 @@ struct TokenGradientsParams {
   GateOption gate;
   float beta_top;             // as BetaOption
   double* gate_partials;      // [chunks, value_heads, 2]: of A_log and dt_bias; null without the gate option
-  Uncovered uncovered;        // of the call, where no prologue is launched; in one of its waves
   const float* scalars;
   const char* entry_states;
   const char* exit_gradients;
@@ -209,6 +208,7 @@ struct TokenGradientsParams {
   const char* writes;
   const char* residual_gradients;
   float scale;
+  Uncovered uncovered;        // of the call, where no prologue is launched; in one of its waves
 };
 
 struct GateParametersParams {

@@ -117,6 +117,16 @@ def test_side_by_side_each_is_told_as_it_ends_and_what_never_ends_is_stopped(tmp
     assert said["endless"].summary == "not run to its end within 3 s"
 
 
+def test_a_run_names_the_kernels_that_its_tool_looks_at(tmp_path, monkeypatch):
+    tool(tmp_path, "import sys\nprint('========= ERROR SUMMARY: 0 errors', sys.argv[1:])")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = sanitizer.ToolRun(("two",), "racecheck", ("command",), tmp_path / "two.txt", ("wy_any", "wy_sm90"))
+    told = []
+    sanitizer.run_side_by_side([run], lambda _, said: told.append(said.summary), workers=1, seconds=30.0, each=30.0)
+    kernels = ["--kernel-name", "kne=wy_any", "--kernel-name", "kne=wy_sm90"]
+    assert told == [f"0 errors {['--tool', 'racecheck', *kernels, 'command']}"]
+
+
 def test_what_does_not_begin_in_time_is_told_too(tmp_path, monkeypatch):
     tool(tmp_path, "import time; time.sleep(60)")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -31,16 +31,12 @@ print(jit.build_module('$package', target.target_of().name))" &
   done
   wait
 fi
-if step warm; then  # with choices of an earlier run only what they need is compiled
-  kept=$(find "$place/triton" -name '*.autotune.json' -print -quit)
-  python3 $here/warm_peers.py ${kept:+--compile} ${WARM:-}
-fi
+if step warm; then python3 $here/warm_peers.py ${WARM:-}; fi
 if step tune; then python3 $here/warm_peers.py --tune only; fi
-if step keep; then
-  mkdir -p "$place/kept/triton"
-  (cd "$place" && find triton -name '*.autotune.json' | tar cf - -T - | tar xf - -C kept)
-  tar cf - -C "$place/kept" triton -C "$place" --exclude=cuda-binaries --exclude=.staging tilelang |
-    xz -T0 -4 >"$out/caches.tar.xz"
+if step keep; then  # of Triton's the choices and what they launch, without its intermediate texts
+  python3 $here/warm_peers.py --used | sed -n "s|^$place/||p" >"$place/used"
+  tar cf - -C "$place" --exclude=cuda-binaries --exclude=.staging --exclude='*.ttir' --exclude='*.ttgir' \
+    --exclude='*.llir' --exclude='*.ptx' --exclude='*.source' tilelang -T "$place/used" | xz -T0 -4 >"$out/caches.tar.xz"
 fi
 if step golden; then
   cp packages/cake_gdn_det_train/tests/golden.json "$out/"

@@ -4,7 +4,8 @@
 
 The parts launch every program: packs with empty and ragged sequences, both widths of the chains, every option,
 segments; once by the programs of this GPU's records, and where some of them are native once more by portable programs
-alone, which serve every architecture. Each part under each tool is a process of its own. Each tensor has an allocation
+alone, which serve every architecture. Each part under each tool is a process of its own; racecheck and synccheck look
+at the kernels of the set, not at torch's. Each tensor has an allocation
 of its own, so that a tool sees where one ends and which was written. Nothing that a tool says is left out: its reports
 are counted by the places in the source that they name. The result is written whenever a process ends.
 """
@@ -36,7 +37,7 @@ from cake_shared.testing.gdn_run import run
 from cake_shared.testing.sanitizer import TOOLS, ToolRun, ToolSaid, run_side_by_side
 
 PACKAGE = "cake_gdn_det_train"
-WIDE, NARROW = 1, 1000  # multiprocessors that the plan counts with: chains of 8 or of 4 warps
+WIDE, NARROW = 3, 1000  # multiprocessors that the plan counts with: chains of 8 or of 4 warps
 # The tools count barriers in the compiler's notes, which say one for an array of them; what they do not count they do
 # not follow.
 WORDS = ("--print-limit", "1000", "--show-backtrace", "device", "--num-cuda-barriers", "128")
@@ -76,7 +77,6 @@ def _segments() -> GdnCase:
     return case.with_(initial_state=h0, d_state=ds)
 
 
-# racecheck takes longer for a segmented sequence than for all else together: of segments it has one width alone.
 PARTS = {
     "pack of 70, 0 and 65 tokens, 5 rows past them, wide chains": (_pack, WIDE, TOOLS),
     "the same, narrow chains": (_pack, NARROW, TOOLS),
@@ -84,6 +84,16 @@ PARTS = {
     "segments: 8193 and 66 tokens, wide chains": (_segments, WIDE, TOOLS),
     "segments: the same, narrow chains": (_segments, NARROW, ("memcheck", "initcheck", "synccheck")),
 }
+# racecheck follows every access of shared memory by processors of the host, and a segmented sequence has 129 chunks of
+# them: of its two widths it has one, and each of these stages, and all others together, are a process's own there.
+LONG_STAGES = (
+    "segment_pairs",
+    "chunk_output",
+    "segment_gradients",
+    "value_gradients",
+    "chunk_states",
+    "token_gradients",
+)
 
 
 def program_sets(architecture: str) -> dict[str, list[str]]:
@@ -119,10 +129,36 @@ def must_find_nothing(programs: str, tool: str) -> bool:
     return programs == "portable" or tool != "racecheck"
 
 
-def in_order(sets: list[str], tools: list[str]) -> list[tuple[str, str, str]]:
-    """Set, tool and part of every process: the long ones first, then what must find nothing."""
-    runs = [(programs, tool, part) for programs in sets for tool in tools for part in PARTS if tool in PARTS[part][2]]
-    return sorted(runs, key=lambda x: (x[1] != "racecheck" or "segments" not in x[2], not must_find_nothing(*x[:2])))
+def is_long(tool: str, part: str) -> bool:
+    """Whether the tool takes the longest for that part."""
+    return tool == "racecheck" and part.startswith("segments")
+
+
+def kernels_apart(programs: list[str], tool: str, part: str) -> dict[str, tuple[str, ...]]:
+    """The kernels of each process for a part under a tool, by what its name adds to the part's; () for all kernels.
+
+    Tools that follow global memory must see who else writes it; the others look at the programs alone, not at torch's.
+    """
+    if tool not in ("racecheck", "synccheck"):
+        return {"": ()}
+    if not is_long(tool, part):
+        return {"": tuple(programs)}
+    stages = {program.rsplit("_", 1)[0]: program for program in programs}
+    apart = {f", {stage}": (stages[stage],) for stage in LONG_STAGES}
+    return {**apart, ", other stages": tuple(stages[stage] for stage in stages if stage not in LONG_STAGES)}
+
+
+def in_order(sets: dict[str, list[str]], tools: list[str]) -> list[tuple[str, str, str, str, tuple[str, ...]]]:
+    """Set, tool, part, what its name adds, kernels of every process: long ones first, then what must find nothing."""
+    runs = [
+        (name, tool, part, adds, kernels)
+        for name, programs in sets.items()
+        for tool in tools
+        for part in PARTS
+        if tool in PARTS[part][2]
+        for adds, kernels in kernels_apart(programs, tool, part).items()
+    ]
+    return sorted(runs, key=lambda x: (not is_long(*x[1:3]), not must_find_nothing(*x[:2])))
 
 
 def sanitizer_version(sanitizer: str) -> str:
@@ -207,13 +243,14 @@ def main() -> int:
         parts = list(PARTS)
         runs = [
             ToolRun(
-                (programs, part),
+                (programs, part + adds),
                 tool,
                 (sys.executable, __file__, "--launch", programs, part),
-                logs / f"{programs}-{tool}-{parts.index(part)}.txt",
+                logs / f"{programs}-{tool}-{parts.index(part)}{adds.replace(', ', '-').replace(' ', '_')}.txt",
+                kernels,
             )
-            for programs, tool, part in in_order(list(sets), options.tools.split(","))
-            if options.only in part
+            for programs, tool, part, adds, kernels in in_order(sets, options.tools.split(","))
+            if options.only in part + adds
         ]
         run_side_by_side(
             runs,

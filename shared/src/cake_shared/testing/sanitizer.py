@@ -23,12 +23,13 @@ _PLACE = re.compile(r"={9} +at .*? in (\S+:\d+)")
 
 @dataclass(frozen=True)
 class ToolRun:
-    """One tool on one command, in a process of its own; its output goes to `log`."""
+    """One tool on one command, in a process of its own: on `kernels` alone, or on all. Its output goes to `log`."""
 
     name: tuple[str, ...]
     tool: str
     command: tuple[str, ...]
     log: Path
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def run_side_by_side(
             now = time.monotonic()
             while waiting and len(running) < workers and now - begin < seconds:
                 run = waiting.pop(0)
-                words = [sanitizer, "--tool", run.tool, *extra, *run.command]
+                some = [word for kernel in run.kernels for word in ("--kernel-name", f"kne={kernel}")]
+                words = [sanitizer, "--tool", run.tool, *extra, *some, *run.command]
                 with run.log.open("w") as log:
                     process = subprocess.Popen(
                         words, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True

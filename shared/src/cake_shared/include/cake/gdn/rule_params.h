@@ -35,6 +35,9 @@ inline constexpr int kGateParametersThreads = 256;
 
 inline constexpr int kPrologueRowsPerWarp = 8;
 
+// So many CTAs at most write what no chunk writes.
+inline constexpr int kUncoveredCtas = 132;
+
 // Up to so many sequences every CTA of the prologue that needs the offsets makes them for itself.
 inline constexpr int kScannedSequences = 1024;
 
@@ -205,6 +208,7 @@ struct TokenGradientsParams {
   const char* writes;
   const char* residual_gradients;
   float scale;
+  Uncovered uncovered;        // of the call, where no prologue is launched; in one of its waves
 };
 
 struct GateParametersParams {

@@ -84,6 +84,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kPrologueThreads, 8)
   if (cta < p.gate_ctas) {
     fill_tables_and_gates(p, tables, sound);
   } else {
-    fill_uncovered<kPrologueThreads>(p.uncovered, tables, tokens, p.value_heads, sound, cta - p.gate_ctas, p.uncovered_ctas);
+    fill_uncovered<kPrologueThreads>(p.uncovered, tables, tokens, p.value_heads, sound, threadIdx.x, cta - p.gate_ctas,
+                                     p.uncovered_ctas);
   }
 }

@@ -15,6 +15,7 @@
 
 #include "cake/gdn/any/chain_products.cuh"
 #include "cake/gdn/any/gate_option.cuh"
+#include "cake/gdn/any/uncovered.cuh"
 #include "cake/gdn/smem_sizes.h"
 
 namespace cake::gdn {
@@ -265,6 +266,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kTokenGradientsThreads, 
   using namespace cake::gdn;
   using namespace cake::gdn::token_gradients;
   begin_stage();
+  fill_uncovered_by_stage<kThreads>(p.uncovered, p.tables, p.heads, threadIdx.x);
   TokenGradientsSmem& smem = *reinterpret_cast<TokenGradientsSmem*>(smem_bytes);
   const int thread = threadIdx.x, warp = thread >> 5, lane = thread & 31, g = lane >> 2, c = lane & 3;
   const int block = warp & 3, half = warp >> 2, row = 16 * block + g;

@@ -136,7 +136,6 @@ inline void launch_prologue(const Pack& pack, PrologueParams p, bool made, int64
   const int64_t rows_per_cta = kPrologueThreads / 32 * kPrologueRowsPerWarp;
   const int64_t gate_ctas = made ? 0 : (entries + kPrologueThreads - 1) / kPrologueThreads;
   const int64_t row_ctas = made ? 0 : (pack.tokens * p.key_heads + rows_per_cta - 1) / rows_per_cta;
-  constexpr int32_t kUncoveredCtas = 132;
   p.uncovered_ctas = p.uncovered.result_count > 0 && pack.may_leave_rows() ? kUncoveredCtas : 0;
   const int64_t ctas = gate_ctas + p.uncovered_ctas + 2 * row_ctas;
   p.gate_ctas = static_cast<int32_t>(gate_ctas);

@@ -210,7 +210,10 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   if (call.misaligned != 0) return call.misaligned;
 
   const host::DeviceGuard guard(call.device);
-  launch_up_to_wy(call, results);
+  // What no chunk writes token_gradients writes too, which saves a launch that would do nothing else.
+  const bool by_stage = call.has(kGroundworkMade) && tokens_too && pack.chunks > 0;
+  launch_up_to_wy(call, by_stage ? Uncovered{} : results);
+  if (by_stage && pack.may_leave_rows()) t.uncovered = results;
   p.q = r.q = t.q = call.q;
   p.k = r.k = t.k = call.k;
   if (call.slots_per_row > 0) {
@@ -227,6 +230,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
     if (!tokens_too) return;
     launch_chunk_states(call, p, wave_warps);
     launch_token_gradients(call, t, multiprocessors);
+    t.uncovered = {};
   };
   for (int64_t first = 0; first < call.heads.key_heads; first += wave_key_heads) {
     if (wave_halves == 1) {

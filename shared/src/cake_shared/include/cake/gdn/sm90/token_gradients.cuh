@@ -11,14 +11,15 @@
 //
 // Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers. A third one makes
 // dP and M, and what E and dR . V give, up to a head ahead of them. In a fourth, warp 12 fetches tiles by bulk copy, warp 13 copies rows of
-// K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 makes the sums over
-// tokens. Every sum has one order, whatever the grid.
+// K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 writes what no chunk
+// writes and makes the sums over tokens. Every sum has one order, whatever the grid.
 // barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
 //           matrices_full: dP and M are there, and the slots that they were made of are read; matrices_free: the products with them are done
 //           sums_full[2] -> finishing warp -> sums_free[2]
 //           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
 #pragma once
 
+#include "cake/gdn/any/uncovered.cuh"
 #include "cake/gdn/sm90/token_gradients_feed.cuh"
 #include "cake/gdn/sm90/token_gradients_math.cuh"
 
@@ -302,6 +303,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     } else if (warp < kFinishWarp) {
       feed_rows(smem, p, warp == kValueRowWarp, lane);
     } else {
+      fill_uncovered_by_stage<32>(p.uncovered, p.tables, p.heads, lane);  // it waits for the first head longest
       finish_heads(smem, p, lane);
     }
   }

@@ -72,14 +72,12 @@ inline MappedChainParams mapped(const RuleCall& call, const ChainParams& p) {
 }
 
 // Without tokens there is nothing to map, and nothing to do.
-inline void launch_native_chain(const RuleCall& call, host::KernelRef<MappedChainParams> kernel, const ChainParams& p,
-                                int64_t columns,
+inline void launch_native_chain(const RuleCall& call, host::KernelRef<MappedChainParams> kernel, const ChainParams& p, int64_t ctas,
                                 bool output) {
   if (call.pack.tokens == 0) return;
   const int slices = p.warps / kNarrowChainWarps;
-  launch_stage(kernel, chain_ctas(call, columns, p.warps), native_chain_threads(slices, output),
-               native_chain_smem_bytes(slices, output),
-               call.stream, mapped(call, p));
+  launch_stage(kernel, ctas, native_chain_threads(slices, output), native_chain_smem_bytes(slices, output), call.stream,
+               mapped(call, p));
 }
 
 #endif
@@ -108,7 +106,8 @@ inline void launch_segment_pairs(const RuleCall& call, ChainParams p, int column
 #if CAKE_HAS_SM90
   if (call.native()) {
     p.warps = static_cast<int32_t>(warps);
-    return launch_native_chain(call, CAKE_KERNEL_REF(segment_pairs_sm90), p, columns, false);
+    const int64_t ctas = std::min(chain_ctas(call, columns, warps), kNativePairCtasPerMultiprocessor * call.multiprocessors);
+    return launch_native_chain(call, CAKE_KERNEL_REF(segment_pairs_sm90), p, ctas, false);
   }
 #endif
 #if CAKE_GDN_HAS_PORTABLE
@@ -121,7 +120,9 @@ inline void launch_segment_pairs(const RuleCall& call, ChainParams p, int column
 inline void launch_chunk_output(const RuleCall& call, ChainParams p, int64_t warps) {
   p.warps = static_cast<int32_t>(warps);
 #if CAKE_HAS_SM90
-  if (call.native()) return launch_native_chain(call, CAKE_KERNEL_REF(chunk_output_sm90), p, kHeadDim, true);
+  if (call.native()) {
+    return launch_native_chain(call, CAKE_KERNEL_REF(chunk_output_sm90), p, chain_ctas(call, kHeadDim, warps), true);
+  }
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(chunk_output_any), chain_ctas(call, kHeadDim, warps), 32 * p.warps,

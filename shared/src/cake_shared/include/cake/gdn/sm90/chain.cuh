@@ -107,13 +107,12 @@ struct ChainWork {
   }
 };
 
-// By one thread: everything that the other warps read, chunk by chunk. V is not loaded for columns of the identity.
+// By one thread: everything that the other warps read, chunk by chunk. Columns of the identity have no V: what is in its place stays.
 template <int kSlices, bool kOutput>
 __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& smem, const MappedChainParams& p,
-                                           const ChainWork& work, bool values) {
+                                           const ChainWork& work, bool values, InputPlace& place) {
   const Heads& heads = p.chain.heads;
   const int key_head = work.head / heads.group;
-  InputPlace place;
 #pragma unroll 1
   for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
     const TokenPlace at = work.at(chunk, heads);
@@ -128,8 +127,8 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
       ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, from, full);
       if constexpr (kOutput) ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, from, full);
     }
+    smem.value_ring.wait_empty(place);
     if (values) {
-      smem.value_ring.wait_empty(place);
       smem.value_ring.expect(place, kSlices * kSquareTileBytes);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
@@ -137,6 +136,8 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
         ptx::tensor_load(smem.values[place.stage][slice], &p.v, {column, work.head, at.token, at.row},
                          smem.value_ring.full(place));
       }
+    } else {
+      ptx::mbarrier_arrive(smem.value_ring.full(place));
     }
     SquareStage& squares = smem.squares[place.stage];
     full = smem.square_ring.full(place);

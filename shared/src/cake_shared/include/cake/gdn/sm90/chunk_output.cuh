@@ -50,7 +50,8 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
 
   if (group == kSlices + 1) {
     lower_registers<kCopyRegisters<kSlices>>();
-    if (thread == 0) load_chain(smem, p, work, true);
+    InputPlace place;
+    if (thread == 0) load_chain(smem, p, work, true, place);
     if (warp > 0 && warp <= kSlices) store_outputs(smem, p, work, warp - 1, lane);
   } else if (group == kSlices) {
     lower_registers<kAttentionRegisters>();

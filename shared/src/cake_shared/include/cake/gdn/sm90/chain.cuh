@@ -20,6 +20,7 @@
 
 #include "cake/gdn/any/state_io.cuh"
 #include "cake/gdn/sm90/chain_products.cuh"
+#include "cake/gdn/sm90/packed_inverse.cuh"
 #include "cake/gdn/sm90/params.h"
 #include "cake/pipe/ring.cuh"
 #include "cake/ptx/bulk_copy.cuh"
@@ -43,7 +44,7 @@ struct KeyStage {
 };
 
 struct SquareStage {
-  alignas(1024) char inverse[kSquareTileBytes];
+  InverseTile inverse;
   ChunkScalars scalars;
 };
 
@@ -75,6 +76,13 @@ struct NativeChainSmem {
     attention_ring.init(4, 4 * kSlices);
     for (int slice = 0; slice < kSlices; ++slice) out_rings[slice].init(4, 1);
     ptx::mbarrier_init_fence();
+  }
+
+  // By all threads of the CTA, before anything else.
+  __device__ __forceinline__ void init(int thread) {
+    if (thread == 0) init_rings();
+    for (SquareStage& square : squares) clear_above_diagonal(square.inverse, thread, native_chain_threads(kSlices, kOutput));
+    __syncthreads();
   }
 };
 
@@ -142,9 +150,9 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
     SquareStage& squares = smem.squares[place.stage];
     full = smem.square_ring.full(place);
     smem.square_ring.wait_empty(place);
-    smem.square_ring.expect(place, kSquareTileBytes + sizeof(ChunkScalars));
+    smem.square_ring.expect(place, kPackedInverseBytes + sizeof(ChunkScalars));
     ptx::bulk_load(squares.scalars, p.chain.scalars + record * kScalarFloats, sizeof(ChunkScalars), full);
-    ptx::bulk_load(squares.inverse, p.chain.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
+    load_inverse(squares.inverse, p.chain.inverse + record * kPackedInverseBytes, full);
     place.advance();
   }
 }
@@ -198,7 +206,6 @@ struct OutputChain {
 #pragma unroll 1
     for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
       const uint32_t k_tile = ptx::shared_address(smem.keys[place.stage].k);
-      const uint64_t t_at = ptx::wgmma_descriptor(ptx::shared_address(smem.squares[place.stage].inverse));
       const uint64_t q_at = ptx::wgmma_descriptor(k_tile + kTokenTileBytes);
       const ChunkScalars& scalars = smem.squares[place.stage].scalars;
       smem.key_ring.wait_full(place);
@@ -230,7 +237,7 @@ struct OutputChain {
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
-      multiply_square<false>(y, operand, t_at);
+      multiply_inverse<false, false>(y, operand, smem.squares[place.stage].inverse);
       ptx::wgmma_commit();
       multiply_state_rows<4, 8>(o, packed_state, q_at);
       ptx::wgmma_commit();

@@ -85,7 +85,7 @@ struct PairChain {
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
-      multiply_square<false>(y, operand, ptx::wgmma_descriptor(ptx::shared_address(square.inverse)));
+      multiply_inverse<false, false>(y, operand, square.inverse);
       ptx::wgmma_commit();
       __syncwarp();
       if (lane == 0) smem.value_ring.release(place);
@@ -224,8 +224,7 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
   const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5 & 3, 0);
   const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
   ptx::launch_dependents();
-  if (threadIdx.x == 0) smem.init_rings();
-  __syncthreads();
+  smem.init(threadIdx.x);
   ptx::wait_for_predecessor();
   const ChainParams& chain = p.chain;
   InputPlace place;

@@ -10,10 +10,9 @@
 // warpgroup's work, O is stored by warps of its own (output.cuh). One warp loads. Order of accumulation: keys and tokens
 // ascending in steps of 16, chunks ascending, the same instructions for every slice: how columns are spread over CTAs
 // changes nothing.
-// barriers  rings of K and Q; of V; of T and scalars: full by bytes, released by every warp that reads them. Of P: full by
-//           every warp that makes it, released by every warp of the chain. Of O, one a slice: full by the slice's warps,
-//           released by the one that stores. All warps that compute share a named barrier after the rows that a last chunk
-//           does not have are zero
+// barriers  rings of K, Q, V, T and scalars: full by bytes, released by every warp that computes. Of P: full by every warp that
+//           makes it, released by every warp of the chain. Of O, one a slice: full by the slice's warps, released by the one
+//           that stores. All warps that compute share a named barrier after the rows that a last chunk does not have are zero
 #pragma once
 
 #include <type_traits>
@@ -28,7 +27,7 @@
 
 namespace cake::gdn {
 
-inline constexpr int kInputStages = 3;  // of K and Q, of V, of T and scalars, which advance together
+inline constexpr int kInputStages = 3;  // of K and Q, V, T and scalars
 inline constexpr int kOutputStages = 2;  // of P, of O
 
 using InputPlace = pipe::RingPlace<kInputStages>;
@@ -63,16 +62,12 @@ struct NativeChainSmem {
   SquareStage squares[kInputStages];
   alignas(1024) char values[kInputStages][kSlices][kSquareTileBytes];
   alignas(1024) std::conditional_t<kOutput, OutputTiles<kSlices>, NoTiles> outputs;
-  alignas(128) pipe::Ring<kInputStages> key_ring;
-  pipe::Ring<kInputStages> value_ring;
-  pipe::Ring<kInputStages> square_ring;
+  alignas(128) pipe::Ring<kInputStages> input_ring;
   pipe::Ring<kOutputStages> attention_ring;
   pipe::Ring<kOutputStages> out_rings[kSlices];
 
   __device__ __forceinline__ void init_rings() {
-    key_ring.init(1, kWarps);
-    value_ring.init(1, 4 * kSlices);
-    square_ring.init(1, kWarps);
+    input_ring.init(1, kWarps);
     attention_ring.init(4, 4 * kSlices);
     for (int slice = 0; slice < kSlices; ++slice) out_rings[slice].init(4, 1);
     ptx::mbarrier_init_fence();
@@ -126,31 +121,24 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
     const TokenPlace at = work.at(chunk, heads);
     const int64_t record = work.record(chunk, heads);
     KeyStage& keys = smem.keys[place.stage];
-    uint64_t* full = smem.key_ring.full(place);
-    smem.key_ring.wait_empty(place);
-    smem.key_ring.expect(place, kOutput ? 2 * kTokenTileBytes : kTokenTileBytes);
+    SquareStage& squares = smem.squares[place.stage];
+    uint64_t* full = smem.input_ring.full(place);
+    smem.input_ring.wait_empty(place);
+    smem.input_ring.expect(place, (kOutput ? 2 : 1) * kTokenTileBytes + (values ? kSlices * kSquareTileBytes : 0) + kPackedInverseBytes +
+                                      sizeof(ChunkScalars));
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const int32_t from[4] = {64 * block, key_head, at.token, at.row};
       ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, from, full);
       if constexpr (kOutput) ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, from, full);
     }
-    smem.value_ring.wait_empty(place);
     if (values) {
-      smem.value_ring.expect(place, kSlices * kSquareTileBytes);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         const int column = 64 * (work.first_slice + slice);
-        ptx::tensor_load(smem.values[place.stage][slice], &p.v, {column, work.head, at.token, at.row},
-                         smem.value_ring.full(place));
+        ptx::tensor_load(smem.values[place.stage][slice], &p.v, {column, work.head, at.token, at.row}, full);
       }
-    } else {
-      ptx::mbarrier_arrive(smem.value_ring.full(place));
     }
-    SquareStage& squares = smem.squares[place.stage];
-    full = smem.square_ring.full(place);
-    smem.square_ring.wait_empty(place);
-    smem.square_ring.expect(place, kPackedInverseBytes + sizeof(ChunkScalars));
     ptx::bulk_load(squares.scalars, p.chain.scalars + record * kScalarFloats, sizeof(ChunkScalars), full);
     load_inverse(squares.inverse, p.chain.inverse + record * kPackedInverseBytes, full);
     place.advance();
@@ -158,13 +146,11 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
 }
 
 // The rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold. By
-// all warps that compute, of which this is thread `thread`.
+// all warps that compute, of which this is thread `thread`, when the stage is full.
 template <int kSlices, bool kOutput>
 __device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, kOutput>& smem,
                                                   const InputPlace& place, int tokens, int thread) {
   constexpr int kThreads = 32 * NativeChainSmem<kSlices, kOutput>::kWarps;
-  smem.key_ring.wait_full(place);
-  smem.value_ring.wait_full(place);
   auto zero = [&](char* block) {
     for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) {
       reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
@@ -183,8 +169,8 @@ template <int kSlices>
 struct OutputChain {
   NativeChainSmem<kSlices, true>& smem;
   const ChainWork& work;
-  const tile::LaneOffsets offsets;
-  int slice, warp, lane;
+  uint32_t columns_lane;
+  int slice, lane;
   float scale;
 
   // Hands this warp's 16 columns of O to the warp that stores, which also orders them before its copy: a fence here would hold
@@ -192,7 +178,7 @@ struct OutputChain {
   __device__ __forceinline__ void hand_out(const uint32_t (&packed)[16], int chunk) const {
     const pipe::RingPlace<kOutputStages> at = output_place(chunk);
     smem.out_rings[slice].wait_empty(at);
-    store_value_columns(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed, offsets, warp);
+    store_value_columns(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed, columns_lane);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.out_rings[slice].full(at));
   }
@@ -208,10 +194,8 @@ struct OutputChain {
       const uint32_t k_tile = ptx::shared_address(smem.keys[place.stage].k);
       const uint64_t q_at = ptx::wgmma_descriptor(k_tile + kTokenTileBytes);
       const ChunkScalars& scalars = smem.squares[place.stage].scalars;
-      smem.key_ring.wait_full(place);
-      if (work.tokens(chunk) < kChunk) {
-        zero_missing_rows(smem, place, work.last_tokens, 128 * slice + 32 * warp + lane);
-      }
+      smem.input_ring.wait_full(place);
+      if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, threadIdx.x);
 
       ptx::wgmma_keep(packed_state);
       ptx::wgmma_keep(y);
@@ -227,9 +211,7 @@ struct OutputChain {
       multiply_state_rows<0, 4>(o, packed_state, q_at);
       ptx::wgmma_commit();
       if (chunk > 0) hand_out(packed, chunk - 1);
-      smem.value_ring.wait_full(place);
-      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), offsets, warp);
-      smem.square_ring.wait_full(place);
+      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), columns_lane);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
 
@@ -241,8 +223,6 @@ struct OutputChain {
       ptx::wgmma_commit();
       multiply_state_rows<4, 8>(o, packed_state, q_at);
       ptx::wgmma_commit();
-      __syncwarp();
-      if (lane == 0) smem.value_ring.release(place);
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<3>();
       ptx::wgmma_keep(state);
@@ -271,13 +251,11 @@ struct OutputChain {
       multiply_square<true>(o, packed,
                             ptx::wgmma_descriptor(ptx::shared_address(smem.outputs.attention[output_place(chunk).stage])));
       ptx::wgmma_commit();
-      __syncwarp();
-      if (lane == 0) smem.square_ring.release(place);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(state);
       ptx::wgmma_keep(operand);
       __syncwarp();
-      if (lane == 0) smem.key_ring.release(place);
+      if (lane == 0) smem.input_ring.release(place);
       pack_accumulator(packed_state, state);
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(o);

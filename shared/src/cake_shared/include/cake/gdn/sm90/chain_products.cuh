@@ -56,12 +56,19 @@ __device__ __forceinline__ void add_token_rows(float (&state)[32], const uint32_
   }
 }
 
+// What of an address of a warp's 16 columns of a slice depends on the lane and on the warp. A value that the compiler cannot know, so
+// that it stays in a register: made again in every chunk it would hold up what waits for it.
+__device__ __forceinline__ uint32_t value_columns_lane(int warp, int lane) {
+  uint32_t offset = tile::fragment_address<kChunk>(0, tile::LaneOffsets(lane).col_major, 0, 2 * warp);
+  asm volatile("" : "+r"(offset));
+  return offset;
+}
+
 // A warp's 16 columns of a slice of V as a left operand.
-__device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint32_t v_tile, const tile::LaneOffsets& offsets,
-                                                   int warp) {
+__device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint32_t v_tile, uint32_t columns_lane) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    tile::load_a_trans<kChunk>(*reinterpret_cast<uint32_t(*)[4]>(&values[4 * s]), v_tile, offsets, 16 * s, 2 * warp);
+    ptx::ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&values[4 * s]), v_tile + columns_lane + 2048 * s);
   }
 }
 
@@ -109,12 +116,10 @@ __device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* pe
 }
 
 // Puts a warp's 16 columns of a slice of O into its tile: load_value_columns backwards.
-__device__ __forceinline__ void store_value_columns(uint32_t o_tile, const uint32_t (&values)[16],
-                                                    const tile::LaneOffsets& offsets, int warp) {
+__device__ __forceinline__ void store_value_columns(uint32_t o_tile, const uint32_t (&values)[16], uint32_t columns_lane) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(o_tile, offsets.col_major, 16 * s, 2 * warp), values[4 * s],
-                           values[4 * s + 1], values[4 * s + 2], values[4 * s + 3]);
+    ptx::stmatrix_x4_trans(o_tile + columns_lane + 2048 * s, values[4 * s], values[4 * s + 1], values[4 * s + 2], values[4 * s + 3]);
   }
 }
 

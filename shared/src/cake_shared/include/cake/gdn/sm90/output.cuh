@@ -22,10 +22,9 @@ __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& s
   for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
     const pipe::RingPlace<kOutputStages> attention = output_place(chunk);
     const uint64_t k_at = ptx::wgmma_descriptor(ptx::shared_address(smem.keys[place.stage].k));
-    smem.key_ring.wait_full(place);
+    smem.input_ring.wait_full(place);
     if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, 128 * kSlices + thread);
     multiply_rows_keys(qk, k_at + ptx::wgmma_advance(kTokenTileBytes), k_at);
-    smem.square_ring.wait_full(place);
     smem.attention_ring.wait_empty(attention);
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(qk);
@@ -35,8 +34,7 @@ __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& s
     __syncwarp();
     if (lane == 0) {
       ptx::mbarrier_arrive(smem.attention_ring.full(attention));
-      smem.key_ring.release(place);
-      smem.square_ring.release(place);
+      smem.input_ring.release(place);
     }
     place.advance();
   }

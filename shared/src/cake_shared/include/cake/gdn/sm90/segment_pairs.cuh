@@ -46,8 +46,8 @@ template <int kSlices>
 struct PairChain {
   NativeChainSmem<kSlices, false>& smem;
   const ChainWork& work;
-  const tile::LaneOffsets offsets;
-  int slice, warp, lane;
+  uint32_t columns_lane;
+  int slice, lane;
 
   __device__ __forceinline__ uint64_t keys(const InputPlace& at) const {
     return ptx::wgmma_descriptor(ptx::shared_address(smem.keys[at.stage].k));
@@ -59,7 +59,7 @@ struct PairChain {
     uint32_t packed_left[16], packed_right[16], operand[16];
     pack_accumulator(packed_left, left);
     pack_accumulator(packed_right, right);
-    smem.key_ring.wait_full(place);
+    smem.input_ring.wait_full(place);
     ptx::wgmma_keep(packed_left);
     ptx::wgmma_keep(packed_right);
     ptx::wgmma_keep(y);
@@ -73,9 +73,7 @@ struct PairChain {
       const uint64_t k_at = keys(place);
       const SquareStage& square = smem.squares[place.stage];
       const ChunkScalars& scalars = square.scalars;
-      smem.square_ring.wait_full(place);
-      smem.value_ring.wait_full(place);
-      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), offsets, warp);
+      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), columns_lane);
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(packed_left);
@@ -87,8 +85,6 @@ struct PairChain {
       ptx::wgmma_fence();
       multiply_inverse<false, false>(y, operand, square.inverse);
       ptx::wgmma_commit();
-      __syncwarp();
-      if (lane == 0) smem.value_ring.release(place);
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(left);
@@ -106,7 +102,7 @@ struct PairChain {
       const bool last = chunk + 1 == work.segment.chunks;
       if (!last) {
         next.advance();
-        smem.key_ring.wait_full(next);
+        smem.input_ring.wait_full(next);
       }
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
@@ -121,8 +117,6 @@ struct PairChain {
       ptx::wgmma_commit();
       add_token_rows(right, operand, k_at + ptx::wgmma_advance(kSquareTileBytes));
       ptx::wgmma_commit();
-      __syncwarp();
-      if (lane == 0) smem.square_ring.release(place);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(left);
       pack_accumulator(packed_left, left);
@@ -135,7 +129,7 @@ struct PairChain {
       ptx::wgmma_keep(right);
       ptx::wgmma_keep(operand);
       __syncwarp();
-      if (lane == 0 && !last) smem.key_ring.release(place);
+      if (lane == 0 && !last) smem.input_ring.release(place);
       pack_accumulator(packed_right, right);
       ptx::wgmma_keep(packed_right);
       ptx::wgmma_fence();
@@ -148,7 +142,7 @@ struct PairChain {
     ptx::wgmma_keep(left);
     ptx::wgmma_keep(right);
     __syncwarp();
-    if (lane == 0) smem.key_ring.release(place);
+    if (lane == 0) smem.input_ring.release(place);
     place.advance();
   }
 };
@@ -254,7 +248,7 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
                    chain.initial.v_stride, first_column, lane);
       }
     }
-    const PairChain<kSlices> consumer{smem, work, tile::LaneOffsets(lane), group, warp, lane};
+    const PairChain<kSlices> consumer{smem, work, value_columns_lane(warp, lane), group, lane};
     if (work.segment.chunks > 0) consumer.run(state[0], state[1], place);
     float* to = item.factor ? chain.segment_factors + slot_offset(item.segment, chain.heads, chain.slots_per_row, item.head)
                             : chain.segment_entries + slot_offset(item.segment, chain.heads, chain.slots_per_row, item.head, 1);

@@ -12,7 +12,7 @@
 // changes nothing.
 // barriers  rings of K, Q, V, T and scalars: full by bytes, released by every warp that computes. Of P: full by every warp that
 //           makes it, released by every warp of the chain. Of O, one a slice: full by the slice's warps, released by the one
-//           that stores. All warps that compute share a named barrier after the rows that a last chunk does not have are zero
+//           that stores. rows_cleared: by every warp that makes P, when the rows that a last chunk does not have are zero
 #pragma once
 
 #include <type_traits>
@@ -65,11 +65,13 @@ struct NativeChainSmem {
   alignas(128) pipe::Ring<kInputStages> input_ring;
   pipe::Ring<kOutputStages> attention_ring;
   pipe::Ring<kOutputStages> out_rings[kSlices];
+  uint64_t rows_cleared;  // of a last chunk that is short
 
   __device__ __forceinline__ void init_rings() {
     input_ring.init(1, kWarps);
     attention_ring.init(4, 4 * kSlices);
     for (int slice = 0; slice < kSlices; ++slice) out_rings[slice].init(4, 1);
+    ptx::mbarrier_init(&rows_cleared, 4);
     ptx::mbarrier_init_fence();
   }
 
@@ -145,26 +147,27 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
   }
 }
 
-// The rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold. By
-// all warps that compute, of which this is thread `thread`, when the stage is full.
-template <int kSlices, bool kOutput>
-__device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, kOutput>& smem,
-                                                  const InputPlace& place, int tokens, int thread) {
-  constexpr int kThreads = 32 * NativeChainSmem<kSlices, kOutput>::kWarps;
+// Puts zeros into the rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold.
+// By the warpgroup that makes P; the chain waits for it.
+template <int kSlices>
+__device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, true>& smem, const InputPlace& place, int tokens, int thread,
+                                                  int lane) {
   auto zero = [&](char* block) {
-    for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) {
+    for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += 128) {
       reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
     }
   };
 #pragma unroll
-  for (int block = 0; block < (kOutput ? 4 : 2); ++block) zero(smem.keys[place.stage].k + block * kSquareTileBytes);
+  for (int block = 0; block < 4; ++block) zero(smem.keys[place.stage].k + block * kSquareTileBytes);
 #pragma unroll
   for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[place.stage][slice]);
   ptx::fence_async_shared();
-  named_barrier(1, kThreads);
+  named_barrier(1, 128);  // the products of a warp read the rows of all
+  if (lane == 0) ptx::mbarrier_arrive(&smem.rows_cleared);
 }
 
-// A slice's chain with its outputs.
+// A slice's chain with its outputs. The keys' halves of the state are accumulators of their own: one is rounded, and K S0 of the next
+// chunk begun with it, while the other is updated.
 template <int kSlices>
 struct OutputChain {
   NativeChainSmem<kSlices, true>& smem;
@@ -172,6 +175,13 @@ struct OutputChain {
   uint32_t columns_lane;
   int slice, lane;
   float scale;
+
+  __device__ __forceinline__ uint32_t keys(const InputPlace& at) const { return ptx::shared_address(smem.keys[at.stage].k); }
+
+  __device__ __forceinline__ void wait_inputs(const InputPlace& place, int chunk) const {
+    smem.input_ring.wait_full(place);
+    if (work.tokens(chunk) < kChunk) ptx::mbarrier_wait(&smem.rows_cleared, 0);
+  }
 
   // Hands this warp's 16 columns of O to the warp that stores, which also orders them before its copy: a fence here would hold
   // the chain.
@@ -183,52 +193,55 @@ struct OutputChain {
     if (lane == 0) ptx::mbarrier_arrive(smem.out_rings[slice].full(at));
   }
 
-  __device__ __forceinline__ void run(float (&state)[64]) const {
+  // Of at least one chunk.
+  __device__ __forceinline__ void run(float (&left)[32], float (&right)[32]) const {
     const int c = lane & 3;
     float y[32], o[32];
-    uint32_t packed_state[32], operand[16], packed[16];
+    uint32_t packed_left[16], packed_right[16], operand[16], packed[16];
     InputPlace place;
-    pack_accumulator(packed_state, state);
+    pack_accumulator(packed_left, left);
+    pack_accumulator(packed_right, right);
+    wait_inputs(place, 0);
+    ptx::wgmma_keep(packed_left);
+    ptx::wgmma_keep(packed_right);
+    ptx::wgmma_keep(y);
+    ptx::wgmma_fence();
+    multiply_state_rows<0, 4>(y, packed_left, ptx::wgmma_descriptor(keys(place)));
+    ptx::wgmma_commit();
+    multiply_state_rows<4, 8, 0>(y, packed_right, ptx::wgmma_descriptor(keys(place)));
+    ptx::wgmma_commit();
 #pragma unroll 1
     for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
-      const uint32_t k_tile = ptx::shared_address(smem.keys[place.stage].k);
-      const uint64_t q_at = ptx::wgmma_descriptor(k_tile + kTokenTileBytes);
+      const uint64_t k_at = ptx::wgmma_descriptor(keys(place)), q_at = k_at + ptx::wgmma_advance(kTokenTileBytes);
       const ChunkScalars& scalars = smem.squares[place.stage].scalars;
-      smem.input_ring.wait_full(place);
-      if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, threadIdx.x);
-
-      ptx::wgmma_keep(packed_state);
-      ptx::wgmma_keep(y);
-      ptx::wgmma_fence();
-      multiply_state_rows<0, 8>(y, packed_state, ptx::wgmma_descriptor(k_tile));
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(o);
-      if (chunk > 0) pack_accumulator(packed, o);
-      ptx::wgmma_keep(packed);
-      ptx::wgmma_keep(o);
-      ptx::wgmma_fence();
-      multiply_state_rows<0, 4>(o, packed_state, q_at);
-      ptx::wgmma_commit();
-      if (chunk > 0) hand_out(packed, chunk - 1);
       load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), columns_lane);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(packed_right);
 
+      ptx::wgmma_keep(o);
+      ptx::wgmma_fence();
+      multiply_state_rows<0, 4>(o, packed_left, q_at);
+      ptx::wgmma_commit();
       make_residuals(operand, y, scalars[kGamma], scalars[kBeta], c);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
       multiply_inverse<false, false>(y, operand, smem.squares[place.stage].inverse);
       ptx::wgmma_commit();
-      multiply_state_rows<4, 8>(o, packed_state, q_at);
+      multiply_state_rows<4, 8, 0>(o, packed_right, q_at);
       ptx::wgmma_commit();
       const float decay = scalars[kGamma][kChunk - 1];
-      ptx::wgmma_wait<3>();
-      ptx::wgmma_keep(state);
-#pragma unroll
-      for (int n = 0; n < 64; ++n) state[n] = __fmul_rn(decay, state[n]);
-      ptx::wgmma_keep(state);
+      ptx::wgmma_wait<2>();
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
+      if (decay != 1.f) {  // a block of its own, which ptxas does not move behind the wait that follows
+        scale_all(left, decay);
+        scale_all(right, decay);
+      }
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
       smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
@@ -236,14 +249,18 @@ struct OutputChain {
 
       pack_scaled_by_token(operand, y, scalars[kEnd], c);
       ptx::wgmma_keep(operand);
-      ptx::wgmma_keep(state);
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
       ptx::wgmma_fence();
-      add_token_rows(state, operand, ptx::wgmma_descriptor(k_tile, kSquareTileBytes));
+      add_token_rows(left, operand, k_at);
+      ptx::wgmma_commit();
+      add_token_rows(right, operand, k_at + ptx::wgmma_advance(kSquareTileBytes));
       ptx::wgmma_commit();
       pack_accumulator(packed, y);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<2>();
       ptx::wgmma_keep(o);
-      ptx::wgmma_keep(packed_state);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(packed_right);
       scale_by_token(o, scalars[kGamma], scale, c);
       ptx::wgmma_keep(packed);
       ptx::wgmma_keep(o);
@@ -251,23 +268,44 @@ struct OutputChain {
       multiply_square<true>(o, packed,
                             ptx::wgmma_descriptor(ptx::shared_address(smem.outputs.attention[output_place(chunk).stage])));
       ptx::wgmma_commit();
+      // Behind the last chunk come its own keys once more, for nothing: a way out of the loop would serialise the products.
+      InputPlace next = place;
+      const bool last = chunk + 1 == work.segment.chunks;
+      if (!last) {
+        next.advance();
+        wait_inputs(next, chunk + 1);
+      }
+      ptx::wgmma_wait<2>();
+      ptx::wgmma_keep(left);
+      pack_accumulator(packed_left, left);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(y);
+      ptx::wgmma_fence();
+      multiply_state_rows<0, 4>(y, packed_left, ptx::wgmma_descriptor(keys(next)));
+      ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(state);
-      ptx::wgmma_keep(operand);
-      __syncwarp();
-      if (lane == 0) smem.input_ring.release(place);
-      pack_accumulator(packed_state, state);
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(right);
       ptx::wgmma_keep(o);
+      ptx::wgmma_keep(operand);
       ptx::wgmma_keep(packed);
       __syncwarp();
-      if (lane == 0) smem.attention_ring.release(output_place(chunk));
-      place.advance();
-    }
-    if (work.segment.chunks > 0) {
+      if (lane == 0) {
+        smem.attention_ring.release(output_place(chunk));
+        if (!last) smem.input_ring.release(place);
+      }
+      pack_accumulator(packed_right, right);
+      ptx::wgmma_keep(packed_right);
+      ptx::wgmma_fence();
+      multiply_state_rows<4, 8, 0>(y, packed_right, ptx::wgmma_descriptor(keys(next)));
+      ptx::wgmma_commit();
       pack_accumulator(packed, o);
-      hand_out(packed, work.segment.chunks - 1);
+      hand_out(packed, chunk);
+      place = next;
     }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(y);
+    ptx::wgmma_keep(left);
+    ptx::wgmma_keep(right);
   }
 };
 

@@ -89,6 +89,11 @@ __device__ __forceinline__ void make_residuals(uint32_t (&values)[16], const flo
   }
 }
 
+__device__ __forceinline__ void scale_all(float (&acc)[32], float by) {
+#pragma unroll
+  for (float& x : acc) x = __fmul_rn(by, x);
+}
+
 // acc[v][t] * per_token[t], packed; c is the lane's place in its group of four.
 __device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const float (&acc)[32], const float* per_token, int c) {
 #pragma unroll

@@ -59,10 +59,10 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
     raise_registers<kChainRegisters>();
     const OutputChain<kSlices> consumer{smem, work, value_columns_lane(warp, lane), group, lane, chain.scale};
     const int first_column = 64 * (work.first_slice + group) + 16 * warp;
-    float state[64];
+    float state[2][32];
     auto& fragments = reinterpret_cast<StateAcc&>(state);
     load_entry_state(fragments, chain, segment, work.head, first_column, lane);
-    consumer.run(state);
+    consumer.run(state[0], state[1]);
     if (chain.final.data && segment.last()) {
       store_state(fragments, state_of(chain.final, segment.sequence, chain.heads, work.head), chain.final.k_stride,
                   chain.final.v_stride,

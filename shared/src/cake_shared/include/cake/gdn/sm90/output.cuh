@@ -23,7 +23,7 @@ __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& s
     const pipe::RingPlace<kOutputStages> attention = output_place(chunk);
     const uint64_t k_at = ptx::wgmma_descriptor(ptx::shared_address(smem.keys[place.stage].k));
     smem.input_ring.wait_full(place);
-    if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, 128 * kSlices + thread);
+    if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, thread, lane);
     multiply_rows_keys(qk, k_at + ptx::wgmma_advance(kTokenTileBytes), k_at);
     smem.attention_ring.wait_empty(attention);
     ptx::wgmma_wait<0>();

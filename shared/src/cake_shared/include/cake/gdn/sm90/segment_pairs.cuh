@@ -89,10 +89,9 @@ struct PairChain {
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);
-#pragma unroll
-      for (int n = 0; n < 32; ++n) {
-        left[n] = __fmul_rn(decay, left[n]);
-        right[n] = __fmul_rn(decay, right[n]);
+      if (decay != 1.f) {  // a block of its own, which ptxas does not move behind the wait that follows
+        scale_all(left, decay);
+        scale_all(right, decay);
       }
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);

@@ -62,7 +62,8 @@ struct NativeChainSmem {
   SquareStage squares[kInputStages];
   alignas(1024) char values[kInputStages][kSlices][kSquareTileBytes];
   alignas(1024) std::conditional_t<kOutput, OutputTiles<kSlices>, NoTiles> outputs;
-  alignas(128) pipe::Ring<kInputStages> input_ring;
+  alignas(128) float scaled_gamma[kOutput ? kOutputStages : 0][kChunk];  // scale gamma of the chunks of P
+  pipe::Ring<kInputStages> input_ring;
   pipe::Ring<kOutputStages> attention_ring;
   pipe::Ring<kOutputStages> out_rings[kSlices];
   uint64_t rows_cleared;  // of a last chunk that is short
@@ -174,7 +175,6 @@ struct OutputChain {
   const ChainWork& work;
   uint32_t columns_lane;
   int slice, lane;
-  float scale;
 
   __device__ __forceinline__ uint32_t keys(const InputPlace& at) const { return ptx::shared_address(smem.keys[at.stage].k); }
 
@@ -261,7 +261,7 @@ struct OutputChain {
       ptx::wgmma_keep(o);
       ptx::wgmma_keep(packed_left);
       ptx::wgmma_keep(packed_right);
-      scale_by_token(o, scalars[kGamma], scale, c);
+      scale_by_token(o, smem.scaled_gamma[output_place(chunk).stage], c);
       ptx::wgmma_keep(packed);
       ptx::wgmma_keep(o);
       ptx::wgmma_fence();

@@ -106,16 +106,15 @@ __device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const f
   }
 }
 
-// acc[v][t] becomes (scale per_token[t]) acc[v][t].
-__device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* per_token, float scale, int c) {
+// acc[v][t] becomes per_token[t] acc[v][t].
+__device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* per_token, int c) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 by = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
-    const float x = __fmul_rn(scale, by.x), y = __fmul_rn(scale, by.y);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      acc[4 * j + 2 * half] = __fmul_rn(x, acc[4 * j + 2 * half]);
-      acc[4 * j + 2 * half + 1] = __fmul_rn(y, acc[4 * j + 2 * half + 1]);
+      acc[4 * j + 2 * half] = __fmul_rn(by.x, acc[4 * j + 2 * half]);
+      acc[4 * j + 2 * half + 1] = __fmul_rn(by.y, acc[4 * j + 2 * half + 1]);
     }
   }
 }

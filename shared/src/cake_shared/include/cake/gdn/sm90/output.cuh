@@ -12,7 +12,7 @@
 
 namespace cake::gdn {
 
-// By a warpgroup: P of every chunk, as far ahead of the chain as P's ring and the copies allow.
+// By a warpgroup: P and the scaled gamma of every chunk, as far ahead of the chain as P's ring and the copies allow.
 template <int kSlices>
 __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& smem, const ChainWork& work, float scale,
                                                const tile::LaneOffsets& offsets, int thread, int warp, int lane) {
@@ -26,10 +26,11 @@ __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& s
     if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, thread, lane);
     multiply_rows_keys(qk, k_at + ptx::wgmma_advance(kTokenTileBytes), k_at);
     smem.attention_ring.wait_empty(attention);
+    const ChunkScalars& scalars = smem.squares[place.stage].scalars;
+    if (thread < kChunk) smem.scaled_gamma[attention.stage][thread] = __fmul_rn(scale, scalars[kGamma][thread]);
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(qk);
-    store_attention_rows(smem.outputs.attention[attention.stage], smem.squares[place.stage].scalars, qk, scale, warp,
-                         offsets, lane);
+    store_attention_rows(smem.outputs.attention[attention.stage], scalars, qk, scale, warp, offsets, lane);
     ptx::fence_async_shared();
     __syncwarp();
     if (lane == 0) {

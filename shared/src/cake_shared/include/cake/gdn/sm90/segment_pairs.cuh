@@ -1,6 +1,6 @@
 // segment_pairs on Hopper: the pairs (M, N) of the segments of long sequences but the last, exit = M entry + N. `warps` as
 // chunk_output. A CTA takes every so many-th row of the segment table, value head and slice of columns, and passes over those that
-// have no pair, 32 at a time: where no sequence is long, finding that out is all the time it takes.
+// have no pair, 32 at a time. Where no sequence is long, it leaves at once: starting and ending is all the time it takes.
 //
 // Where the gates of a segment's last chunks multiply to less than 2^-100 (kForgottenLog2), a state before them counts as gone:
 // then M is zero and N begins, with a zero state, at those chunks. Else N is the chain from a zero state (of a first segment
@@ -217,9 +217,10 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
   const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5 & 3, 0);
   const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
   ptx::launch_dependents();
-  smem.init(threadIdx.x);
   ptx::wait_for_predecessor();
   const ChainParams& chain = p.chain;
+  if (chain.tables.status[kHasSegments] == 0) return;
+  smem.init(threadIdx.x);
   InputPlace place;
   bool forgets;
 

@@ -18,7 +18,6 @@ HEAD_DIM = 128
 
 _REGION_BYTES = 1024
 _SQUARE_TILE_BYTES = CHUNK_TOKENS * CHUNK_TOKENS * 2
-_PACKED_INVERSE_BYTES = 10 * 16 * 16 * 2  # of a native program: the blocks on and below the diagonal
 _TOKEN_TILE_BYTES = CHUNK_TOKENS * HEAD_DIM * 2
 _STATE_TILE_BYTES = HEAD_DIM * HEAD_DIM * 2
 _STATE_BYTES = HEAD_DIM * HEAD_DIM * 4
@@ -192,7 +191,7 @@ def plan_groundwork(
             regions.append(Region(f"normalised {name}", rows * HEAD_DIM * 2))
             regions.append(Region(f"reciprocal norms of {name}", rows * 4))
     regions.append(Region("cumulative gates", records * CHUNK_TOKENS * 4))
-    regions.append(Region("inverses", records * (_PACKED_INVERSE_BYTES if native else _SQUARE_TILE_BYTES)))
+    regions.append(Region("inverses", records * _SQUARE_TILE_BYTES))
     if not native:
         regions.append(Region("attention", records * _SQUARE_TILE_BYTES))
     return (*regions, Region("scalars", records * _SCALAR_BYTES))

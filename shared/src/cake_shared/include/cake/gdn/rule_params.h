@@ -17,7 +17,6 @@ namespace cake::gdn {
 inline constexpr int kChunk = cake::work::kChunkTokens;
 inline constexpr int kHeadDim = 128;                          // K and V
 inline constexpr int kSquareTileBytes = kChunk * kChunk * 2;  // T, P
-inline constexpr int kPackedInverseBytes = 10 * 16 * 16 * 2;  // T of native programs, see sm90/packed_inverse.cuh
 inline constexpr int kTokenTileBytes = kChunk * kHeadDim * 2;
 inline constexpr int kStateTileBytes = kHeadDim * kHeadDim * 2;
 inline constexpr int kStateElements = kHeadDim * kHeadDim;

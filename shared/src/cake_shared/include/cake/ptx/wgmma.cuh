@@ -29,13 +29,6 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t shared, uint32_t b
   return kSwizzle128 | kEightRows | uint64_t{block_bytes >> 4} << 16 | (shared & 0x3ffff) >> 4;
 }
 
-// Of a tile in blocks of 16 columns, rows of 32 bytes whose two 16-byte units change places in every other four rows (32-byte swizzle),
-// at a multiple of 256 bytes; `block_bytes` is the distance of the blocks, read only where M or N spans several of them (MN-major).
-__device__ __forceinline__ uint64_t wgmma_descriptor_32(uint32_t shared, uint32_t block_bytes = 16) {
-  constexpr uint64_t kSwizzle32 = uint64_t{3} << 62, kEightRows = uint64_t{256 >> 4} << 32;
-  return kSwizzle32 | kEightRows | uint64_t{block_bytes >> 4} << 16 | (shared & 0x3ffff) >> 4;
-}
-
 // What to add to a descriptor for an operand that starts so many bytes further on: steps of 16 along the contraction are 32 bytes
 // (K-major, within a block of 64 columns) or 2048 bytes (MN-major).
 __host__ __device__ constexpr uint64_t wgmma_advance(uint32_t bytes) { return bytes >> 4; }

@@ -98,7 +98,7 @@ inline void take_groundwork(RuleCall& call, const TensorView& bytes) {
     }
   }
   call.sums = workspace.take<float>(call.records() * kChunk * 4);
-  call.inverse = workspace.take(call.records() * (call.native() ? kPackedInverseBytes : kSquareTileBytes));
+  call.inverse = workspace.take(call.records() * kSquareTileBytes);
   if (!call.native()) call.attention = workspace.take(call.records() * kSquareTileBytes);
   call.scalars = workspace.take<float>(call.records() * kScalarFloats * 4);
   workspace.finish();

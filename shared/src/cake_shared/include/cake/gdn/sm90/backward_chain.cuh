@@ -6,7 +6,6 @@
 
 #include "cake/gdn/any/chain_products.cuh"
 #include "cake/gdn/sm90/backward_products.cuh"
-#include "cake/gdn/sm90/packed_inverse.cuh"
 
 namespace cake::gdn::sm90 {
 

@@ -9,7 +9,6 @@
 
 #include "cake/gdn/any/carry_lost.cuh"
 #include "cake/gdn/any/tile_copy.cuh"
-#include "cake/gdn/sm90/packed_inverse.cuh"
 
 namespace cake::gdn {
 
@@ -190,13 +189,18 @@ struct InverseRow {
     }
   }
 
-  // Puts it as BF16 where it lies in the packed T.
-  __device__ __forceinline__ void store(char* packed, int lane) const {
-    const uint32_t to = ptx::shared_address(packed) + packed_block_lane(lane);
+  // Puts it as BF16 into a swizzled tile, zeros above the diagonal.
+  __device__ __forceinline__ void store(char* tile_to, const tile::LaneOffsets& offsets) const {
+    const uint32_t to = ptx::shared_address(tile_to);
 #pragma unroll
-    for (int j = 0; j <= kRow; ++j) {
-      const uint32_t(&h)[4] = t[j].high;
-      ptx::stmatrix_x4(to + packed_block(kRow, j), h[0], h[1], h[2], h[3]);
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t at = tile::fragment_address<kChunk>(to, offsets.row_major, 16 * kRow, 2 * j);
+      if (j <= kRow) {
+        const uint32_t(&h)[4] = t[j <= kRow ? j : 0].high;
+        ptx::stmatrix_x4(at, h[0], h[1], h[2], h[3]);
+      } else {
+        ptx::stmatrix_x4(at, 0, 0, 0, 0);
+      }
     }
   }
 };

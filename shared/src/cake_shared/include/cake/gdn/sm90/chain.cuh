@@ -19,7 +19,6 @@
 
 #include "cake/gdn/any/state_io.cuh"
 #include "cake/gdn/sm90/chain_products.cuh"
-#include "cake/gdn/sm90/packed_inverse.cuh"
 #include "cake/gdn/sm90/params.h"
 #include "cake/pipe/ring.cuh"
 #include "cake/ptx/bulk_copy.cuh"
@@ -43,7 +42,7 @@ struct KeyStage {
 };
 
 struct SquareStage {
-  InverseTile inverse;
+  alignas(1024) char inverse[kSquareTileBytes];
   ChunkScalars scalars;
 };
 
@@ -74,13 +73,6 @@ struct NativeChainSmem {
     for (int slice = 0; slice < kSlices; ++slice) out_rings[slice].init(4, 1);
     ptx::mbarrier_init(&rows_cleared, 4);
     ptx::mbarrier_init_fence();
-  }
-
-  // By all threads of the CTA, before anything else.
-  __device__ __forceinline__ void init(int thread) {
-    if (thread == 0) init_rings();
-    for (SquareStage& square : squares) clear_above_diagonal(square.inverse, thread, native_chain_threads(kSlices, kOutput));
-    __syncthreads();
   }
 };
 
@@ -127,8 +119,8 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
     SquareStage& squares = smem.squares[place.stage];
     uint64_t* full = smem.input_ring.full(place);
     smem.input_ring.wait_empty(place);
-    smem.input_ring.expect(place, (kOutput ? 2 : 1) * kTokenTileBytes + (values ? kSlices * kSquareTileBytes : 0) + kPackedInverseBytes +
-                                      sizeof(ChunkScalars));
+    smem.input_ring.expect(place, (kOutput ? 2 : 1) * kTokenTileBytes + (values ? kSlices : 0) * kSquareTileBytes +
+                                      kSquareTileBytes + sizeof(ChunkScalars));
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const int32_t from[4] = {64 * block, key_head, at.token, at.row};
@@ -143,7 +135,7 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
       }
     }
     ptx::bulk_load(squares.scalars, p.chain.scalars + record * kScalarFloats, sizeof(ChunkScalars), full);
-    load_inverse(squares.inverse, p.chain.inverse + record * kPackedInverseBytes, full);
+    ptx::bulk_load(squares.inverse, p.chain.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
     place.advance();
   }
 }
@@ -228,7 +220,7 @@ struct OutputChain {
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
-      multiply_inverse<false, false>(y, operand, smem.squares[place.stage].inverse);
+      multiply_square<false>(y, operand, ptx::wgmma_descriptor(ptx::shared_address(smem.squares[place.stage].inverse)));
       ptx::wgmma_commit();
       multiply_state_rows<4, 8, 0>(o, packed_right, q_at);
       ptx::wgmma_commit();

@@ -36,7 +36,8 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
   const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5 & 3, 0);
   const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
   ptx::launch_dependents();
-  smem.init(threadIdx.x);
+  if (threadIdx.x == 0) smem.init_rings();
+  __syncthreads();
   ptx::wait_for_predecessor();
   const ChainParams& chain = p.chain;
   const uint32_t item = blockIdx.x / kCtasPerHead;

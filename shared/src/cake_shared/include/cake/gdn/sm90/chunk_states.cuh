@@ -20,7 +20,7 @@ struct StatesSmem {
   struct Stage {
     alignas(1024) char k[kTokenTileBytes];
     char v[kGroups][kBlockBytes];
-    InverseTile inverse;
+    char inverse[kSquareTileBytes];
   };
   Stage stage[kStages];
   char staging[kGroups][2 * kHalfStateBlockBytes];
@@ -39,8 +39,8 @@ __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const Cha
         const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
         uint64_t* full = &smem.barriers.full[stage];
         constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
-        ptx::mbarrier_arrive_expect_bytes(full, kPackedInverseBytes + kScalarBytes);
-        load_inverse(smem.stage[stage].inverse, p.inverse + record * kPackedInverseBytes, full);
+        ptx::mbarrier_arrive_expect_bytes(full, kSquareTileBytes + kScalarBytes);
+        ptx::bulk_load(smem.stage[stage].inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
         ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, kScalarBytes, full);
       },
       [&](int stage, int chunk) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     ptx::wgmma_keep(operand);
     ptx::wgmma_keep(y);
     ptx::wgmma_fence();
-    multiply_inverse<false, false>(y, operand, stage.inverse);
+    operand_times_square<false>(y, operand, ptx::shared_address(stage.inverse));
     ptx::wgmma_commit();
     const float decay = scalars[kGamma][kChunk - 1];
     if (decay != 1.f) scale_state(state, decay);  // a block of its own, which ptxas does not spread over the products
@@ -169,7 +169,6 @@ __device__ __forceinline__ void run_chunk_states(const ChainParams& p) {
   const ChainPlace work = chain_place<kGroups>(p.tables, p.heads, p.part);
   if (work.half.chunks == 0) return;
   if (threadIdx.x == 0) smem.barriers.init(kGroups);
-  for (auto& stage : smem.stage) clear_above_diagonal(stage.inverse, threadIdx.x, backward_chain_sm90_threads(kGroups));
   __syncthreads();
   if (warp < 4 * kGroups) {
     ptx::take_registers<232>();

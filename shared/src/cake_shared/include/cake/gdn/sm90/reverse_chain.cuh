@@ -23,7 +23,7 @@ struct ReverseSmem {
   struct Stage {
     alignas(1024) char k[kTokenTileBytes];
     char q[kTokenTileBytes];
-    InverseTile inverse;
+    char inverse[kSquareTileBytes];
     char attention[kSquareTileBytes];
     char grad_o[kGroups][kBlockBytes];
   };
@@ -95,8 +95,8 @@ __device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const R
       uint64_t* full = &smem.barriers.full[turn.stage];
       const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
       constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
-      ptx::mbarrier_arrive_expect_bytes(full, kPackedInverseBytes + kScalarBytes);
-      load_inverse(stage.inverse, p.inverse + record * kPackedInverseBytes, full);
+      ptx::mbarrier_arrive_expect_bytes(full, kSquareTileBytes + kScalarBytes);
+      ptx::bulk_load(stage.inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
       ptx::bulk_load(smem.scalars[turn.stage], scalars_of(chunk), kScalarBytes, full);
     }
     copy_rows<kWarpgroupThreads, 16>(stage.k, p.k, at, tokens, key_head, 0, thread);
@@ -272,7 +272,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     ptx::wgmma_keep(grad_writes);
     ptx::wgmma_keep(y);
     ptx::wgmma_fence();
-    multiply_inverse<true, true>(y, grad_writes, stage.inverse);
+    operand_times_square<true, true>(y, grad_writes, ptx::shared_address(stage.inverse));
     ptx::wgmma_commit();
     ptx::wgmma_keep(operand);
     ptx::wgmma_keep(state);
@@ -351,7 +351,6 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
     }
   }
   if (threadIdx.x == 0) smem.barriers.init(4 * kGroups);
-  for (auto& stage : smem.stage) clear_above_diagonal(stage.inverse, threadIdx.x, backward_chain_sm90_threads(kGroups));
   __syncthreads();
   if (warp < 4 * kGroups) {
     ptx::take_registers<208>();

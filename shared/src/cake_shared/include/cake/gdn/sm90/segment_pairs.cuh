@@ -83,7 +83,7 @@ struct PairChain {
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
-      multiply_inverse<false, false>(y, operand, square.inverse);
+      multiply_square<false>(y, operand, ptx::wgmma_descriptor(ptx::shared_address(square.inverse)));
       ptx::wgmma_commit();
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<1>();
@@ -220,7 +220,8 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
   ptx::wait_for_predecessor();
   const ChainParams& chain = p.chain;
   if (chain.tables.status[kHasSegments] == 0) return;
-  smem.init(threadIdx.x);
+  if (threadIdx.x == 0) smem.init_rings();
+  __syncthreads();
   InputPlace place;
   bool forgets;
 

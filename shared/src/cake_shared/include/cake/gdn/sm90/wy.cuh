@@ -7,7 +7,7 @@
 // since the lower ones are more work. Results leave by bulk copies. Rows past the end of the sequence are zero in A, T is the
 // identity there.
 // reads   k, summed gates, beta
-// writes  T, scalars: 6 KB a value head
+// writes  T, scalars: 9 KB a value head
 // barriers  K arrived: an mbarrier | scalars written, copies of the heads before have read, K read | A, diagonal inverses written
 //           | A read | T written: all threads. A diagonal block is read by the warp that wrote it: __syncwarp
 #pragma once
@@ -92,15 +92,15 @@ __device__ __forceinline__ void make_two(NativeWySmem& smem, int role, const til
   char* const inverse = smem.scratch[role & 1].high;
   const auto a_is_read = [] { ptx::named_barrier_sync(1, kWyThreads); };  // from two places, as no __syncthreads may be
   if (role < 2) {
-    InverseRow<0> first;
-    first.make(matrix, diagonal, offsets, lane);
-    first.carry(lane);
     InverseRow<3> last;
     last.make(matrix, diagonal, offsets, lane);
     last.carry(lane);
     a_is_read();
-    last.store(inverse, lane);
-    first.store(inverse, lane);
+    last.store(inverse, offsets);
+    InverseRow<0> first;  // made of its own rows alone, which no other warp writes
+    first.make(matrix, diagonal, offsets, lane);
+    first.carry(lane);
+    first.store(inverse, offsets);
   } else {
     InverseRow<1> second;
     InverseRow<2> third;
@@ -109,8 +109,8 @@ __device__ __forceinline__ void make_two(NativeWySmem& smem, int role, const til
     third.make(matrix, diagonal, offsets, lane);
     third.carry(lane);
     a_is_read();
-    second.store(inverse, lane);
-    third.store(inverse, lane);
+    second.store(inverse, offsets);
+    third.store(inverse, offsets);
   }
 }
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void make_row(NativeWySmem& smem, const tile::LaneOff
   InverseRow<kRow> row;
   row.make(smem.scratch[0], smem.diagonal[0], offsets, lane);
   row.carry(lane);
-  row.store(smem.scratch[1].high, lane);
+  row.store(smem.scratch[1].high, offsets);
 }
 
 // T of one head, a row a warp, where the other head's A would be.
@@ -203,8 +203,8 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
       if (thread == 0) {
         // Those of both heads lie behind each other.
         const int first = 2 - heads;
-        ptx::bulk_store(p.inverse + record * kPackedInverseBytes, smem.scratch[first].high, kPackedInverseBytes);
-        if (first == 0) ptx::bulk_store(p.inverse + (record + 1) * kPackedInverseBytes, smem.scratch[1].high, kPackedInverseBytes);
+        ptx::bulk_store(p.inverse + record * kSquareTileBytes, smem.scratch[first].high, kSquareTileBytes);
+        if (first == 0) ptx::bulk_store(p.inverse + (record + 1) * kSquareTileBytes, smem.scratch[1].high, kSquareTileBytes);
         ptx::bulk_store(p.scalars + record * kScalarFloats, scalars, heads * 4 * kScalarFloats);
         ptx::bulk_commit();
       }

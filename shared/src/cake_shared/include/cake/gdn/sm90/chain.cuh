@@ -216,6 +216,7 @@ struct OutputChain {
       ptx::wgmma_fence();
       multiply_state_rows<0, 4>(o, packed_left, q_at);
       ptx::wgmma_commit();
+      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       make_residuals(operand, y, scalars[kGamma], scalars[kBeta], c);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
@@ -234,7 +235,6 @@ struct OutputChain {
       }
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);
-      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(operand);

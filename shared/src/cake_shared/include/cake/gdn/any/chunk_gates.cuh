@@ -53,7 +53,7 @@ __device__ inline void add_chunk_gates(const GateOption& gate, TokenPlace at, in
     add_chunk<16>([&](int i) { return __bfloat162float(gates[i * stride]); }, tokens, to);
   } else {
     const auto* gates = static_cast<const float*>(g.data) + first;
-    add_chunk<32>([&](int i) { return gates[i * stride]; }, tokens, to);
+    add_chunk<16>([&](int i) { return gates[i * stride]; }, tokens, to);
   }
 }
 

@@ -1,6 +1,6 @@
 // segment_pairs on Hopper: the pairs (M, N) of the segments of long sequences but the last, exit = M entry + N. `warps` as
-// chunk_output. A CTA takes every so many-th row of the segment table, value head and slice of columns, and passes over those that
-// have no pair, 32 at a time. Where no sequence is long, it leaves at once: starting and ending is all the time it takes.
+// chunk_output. A CTA takes every so many-th row of the segment table, value head and slice of columns. Where no sequence is
+// long, it leaves at once: starting and ending is all the time it takes.
 //
 // Where the gates of a segment's last chunks multiply to less than 2^-100 (kForgottenLog2), a state before them counts as gone:
 // then M is zero and N begins, with a zero state, at those chunks. Else N is the chain from a zero state (of a first segment
@@ -168,19 +168,15 @@ struct PairItem {
   }
 };
 
-// Calls `visit` with the items of this CTA that there are, in order; all lanes of a warp agree on them.
+// Calls `visit` with the items of this CTA that there are, in order.
 template <class Visit>
-__device__ __forceinline__ void for_pair_items(const ChainParams& chain, int columns, int lane, const Visit& visit) {
+__device__ __forceinline__ void for_pair_items(const ChainParams& chain, int columns, const Visit& visit) {
   const uint32_t items =
       static_cast<uint32_t>(chain.tables.segment_capacity) * chain.heads.value_heads * (chain.pair_columns / columns);
 #pragma unroll 1
-  for (uint32_t begin = blockIdx.x; begin < items; begin += 32 * gridDim.x) {
-    const uint32_t mine = begin + lane * gridDim.x;
-    const uint32_t found = __ballot_sync(~0u, mine < items && PairItem(chain, mine, columns).exists());
-#pragma unroll 1
-    for (uint32_t left = found; left != 0; left &= left - 1) {
-      visit(PairItem(chain, begin + (__ffs(static_cast<int>(left)) - 1) * gridDim.x, columns));
-    }
+  for (uint32_t at = blockIdx.x; at < items; at += gridDim.x) {
+    const PairItem item(chain, at, columns);
+    if (item.exists()) visit(item);
   }
 }
 
@@ -219,15 +215,16 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
   ptx::launch_dependents();
   ptx::wait_for_predecessor();
   const ChainParams& chain = p.chain;
-  if (chain.tables.status[kHasSegments] == 0) return;
+  const bool has_segments = chain.tables.status[kHasSegments] != 0;
   if (threadIdx.x == 0) smem.init_rings();
   __syncthreads();
+  if (!has_segments) return;
   InputPlace place;
   bool forgets;
 
   if (group == kSlices) {
     lower_registers<kPairLoadRegisters>();
-    for_pair_items(chain, kColumns, lane, [&](const PairItem& item) {
+    for_pair_items(chain, kColumns, [&](const PairItem& item) {
       const ChainWork work = begin_pair(smem, chain, item, lane, forgets);
       if (thread == 0) load_chain(smem, p, work, !item.factor, place);
       __syncwarp();
@@ -235,7 +232,7 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
     return;
   }
   raise_registers<kPairRegisters>();
-  for_pair_items(chain, kColumns, lane, [&](const PairItem& item) {
+  for_pair_items(chain, kColumns, [&](const PairItem& item) {
     const ChainWork work = begin_pair(smem, chain, item, lane, forgets);
     const int first_column = item.column + 64 * group + 16 * warp;
     float state[2][32];

@@ -9,7 +9,7 @@ from cake_shared.target import TARGETS
 from cake_shared.testing.emulated import EmulatedPackage, emulated_or_skip
 from cake_shared.testing.gate_cases import GATE_CASES, differences, expected
 
-STATUS_PADDING = range(4, 16)  # of the 4 status words the first is used
+STATUS_PADDING = range(8, 16)  # of the 4 status words the first two are used
 ORDERS = (Options(order="eager"), Options(order="lazy"), Options(order="random", seed=1))
 SMALL = [case for case in GATE_CASES if case.shape[0] * case.shape[1] <= 1000]
 LARGE = [case for case in GATE_CASES if case not in SMALL]

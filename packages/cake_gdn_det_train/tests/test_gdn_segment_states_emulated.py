@@ -72,8 +72,10 @@ def test_borders(kernels, stage, segments, forgetting, ctas):
     expected = composed(factors, states[: segments - 1], forgets.tolist(), stage == "segment_exits")
     offsets = [torch.tensor([0, n], dtype=torch.int32) for n in (tokens, -(-tokens // 64), segments)]
     tensors = {"factors": factors, "states": states, "scalars": scalars, "tokens": offsets[0], "chunks": offsets[1]}
-    tensors["segments"] = offsets[2]
-    params = Params(1, 1, 1, tokens, 0, 0, 0, *(x.data_ptr() for x in offsets), 1, len(scalars), segments)
+    tensors["segments"], status = offsets[2], torch.tensor([0, 1], dtype=torch.int32)
+    tensors["status"] = status
+    tables = (status.data_ptr(), 0, 0, *(x.data_ptr() for x in offsets))
+    params = Params(1, 1, 1, tokens, *tables, 1, len(scalars), segments)
     params.factors, params.states, params.scalars = factors.data_ptr(), states.data_ptr(), scalars.data_ptr()
     params.slots_per_row, params.items = slots, -(-tokens // 8192) * 8
     module.launch_packed(

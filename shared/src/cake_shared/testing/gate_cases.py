@@ -159,6 +159,7 @@ def expected(case: GateCase, chunk_capacity: int, segment_capacity: int) -> dict
         tokens = [row * case.shape[1] for row in range(case.shape[0] + 1)]
     else:
         tokens = [0] * len(case.offsets) if case.faults else list(case.offsets)
+    has_segments = len(set(tables.segment_sequence)) < len(tables.segment_sequence)
     sums = gate_sums(case.gates(), tables, chunk_capacity)
     return {
         "chunks": chunks,
@@ -166,7 +167,7 @@ def expected(case: GateCase, chunk_capacity: int, segment_capacity: int) -> dict
         "token_offsets": torch.tensor(tokens, dtype=torch.int32),
         "chunk_offsets": torch.tensor(tables.sequence_first_chunk, dtype=torch.int32),
         "segment_offsets": torch.tensor(tables.sequence_first_segment, dtype=torch.int32),
-        "status": torch.tensor([case.faults], dtype=torch.int32),
+        "status": torch.tensor([case.faults, has_segments], dtype=torch.int32),
         "sums": torch.full_like(sums, float("nan")) if case.faults else sums,
     }
 
@@ -177,13 +178,13 @@ def differences(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
     Parameters
     ----------
     got
-        CPU copies by name; of `status` only the first word counts.
+        CPU copies by name; of `status` only the first two words count.
     want
         From `expected`.
     """
     found = []
     for name, right in want.items():
-        left = got[name][:1] if name == "status" else got[name]
+        left = got[name][:2] if name == "status" else got[name]
         if left.shape != right.shape or left.dtype != right.dtype:
             found.append(f"{name}: got {left.dtype} {list(left.shape)}, expected {right.dtype} {list(right.shape)}")
             continue

@@ -18,7 +18,7 @@ _ENTRY_WORDS = 4
 class TablePlan:
     """How large the tables of a pack can get, known without looking at offsets, and where they lie.
 
-    One buffer of 32-bit words holds, in this order: status (4 words, the first used), the chunk table (rows of
+    One buffer of 32-bit words holds, in this order: status (4 words, the first two used), the chunk table (rows of
     sequence, segment, first token, tokens), the segment table (sequence, first token, tokens, first chunk), and the
     token, chunk and segment offsets of the sequences. `bind.cu` lays it out the same way.
 

@@ -10,6 +10,9 @@ namespace cake::gdn {
 // Threads of a CTA, which the launch and the kernel must agree on.
 inline constexpr int kPackOffsetsThreads = 1024;
 
+// Words of PackTables::status.
+enum StatusWord : int { kFaults = 0, kHasSegments = 1 };  // kHasSegments: a sequence has several segments
+
 // What a pack's offsets can be guilty of; a malformed pack's status is the sum of its faults.
 enum PackFault : int32_t {
   kFirstOffsetNotZero = 1,
@@ -34,7 +37,7 @@ struct alignas(16) SegmentEntry {
 
 // The tables of one pack; the capacities come from N and T, the contents from the offsets.
 struct PackTables {
-  int32_t* status;  // [1]: 0, or the faults of a malformed pack, which is then treated as N empty sequences
+  int32_t* status;  // [2]: 0, or the faults of a malformed pack, which is then treated as N empty sequences; is any sequence long
   ChunkEntry* chunks;  // [chunk_capacity]
   SegmentEntry* segments;  // [segment_capacity]
   int32_t* token_offsets;  // [sequences + 1]

@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kGateParametersThreads)
     }
   }
   if (thread == 0) {
-    const bool sound = *p.tables.status == 0;
+    const bool sound = p.tables.status[kFaults] == 0;
     const float nan = __int_as_float(0x7fffffff);
     const HeadScalars& a = p.grad_a_log;
     const HeadScalars& b = p.grad_dt_bias;

@@ -12,11 +12,13 @@ struct OffsetArrays {  // [sequences + 1] each
   int32_t* segments;
 };
 
+inline constexpr uint32_t kHasSegmentsBit = 1u << 31;
+
 template <int kThreads>
 struct OffsetScanSmem {
   int32_t faults;
   int32_t warp_chunks[kThreads / 32];
-  int32_t warp_segments[kThreads / 32];
+  uint32_t warp_segments[kThreads / 32];  // the top bit: whether a sequence of the warp's has several
 };
 
 __device__ inline int64_t offset_of(const PackOffsetsParams& p, int32_t index) {
@@ -47,60 +49,73 @@ __device__ inline int32_t scan_offsets(const PackOffsetsParams& p, const OffsetA
 
   if (thread == 0) smem.faults = 0;
   __syncthreads();
+  // They are read once, and those of a sound pack rise from 0 to at most buffer_tokens, which fits in 32 bits: the host has checked it.
   int32_t faults = 0;
-  if (thread == 0) {
-    if (offset_of(p, 0) != 0) faults |= kFirstOffsetNotZero;
-    if (offset_of(p, sequences) > buffer_tokens) faults |= kLastOffsetBeyondTokens;
-  }
   for (int32_t i = begin; i < end; ++i) {
-    if (offset_of(p, i + 1) < offset_of(p, i)) faults |= kOffsetsDecrease;
+    const int64_t first = offset_of(p, i), next = offset_of(p, i + 1);
+    if (i == 0 && first != 0) faults |= kFirstOffsetNotZero;
+    if (i + 1 == sequences && next > buffer_tokens) faults |= kLastOffsetBeyondTokens;
+    if (next < first) faults |= kOffsetsDecrease;
+    to.tokens[i + 1] = static_cast<int32_t>(next);
+  }
+  if (thread == 0) {
+    to.tokens[0] = 0;
+    if (sequences == 0) {
+      const int64_t only = offset_of(p, 0);
+      if (only != 0) faults |= kFirstOffsetNotZero;
+      if (only > buffer_tokens) faults |= kLastOffsetBeyondTokens;
+    }
   }
   if (faults != 0) atomicOr(&smem.faults, faults);
   __syncthreads();
   faults = smem.faults;
 
-  // Offsets that rise from 0 to at most buffer_tokens fit in 32 bits: the host has checked buffer_tokens.
   int32_t chunks = 0, segments = 0;
+  bool has_segments = false;
   if (faults == 0) {
     for (int32_t i = begin; i < end; ++i) {
-      const int32_t tokens = static_cast<int32_t>(offset_of(p, i + 1) - offset_of(p, i));
+      const int32_t tokens = to.tokens[i + 1] - to.tokens[i];
       chunks += cake::work::chunks_of(tokens);
       segments += cake::work::segments_of(tokens);
+      has_segments |= cake::work::segments_of(tokens) > 1;
     }
   }
   const int32_t chunks_to_here = inclusive_warp_sum(chunks, lane);
   const int32_t segments_to_here = inclusive_warp_sum(segments, lane);
+  has_segments = __any_sync(0xffffffffu, has_segments);
   if (lane == 31) {
     smem.warp_chunks[warp] = chunks_to_here;
-    smem.warp_segments[warp] = segments_to_here;
+    smem.warp_segments[warp] = static_cast<uint32_t>(segments_to_here) | (has_segments ? kHasSegmentsBit : 0);
   }
   __syncthreads();
   int32_t first_chunk = chunks_to_here - chunks, first_segment = segments_to_here - segments;
   for (int w = 0; w < warp; ++w) {
     first_chunk += smem.warp_chunks[w];
-    first_segment += smem.warp_segments[w];
+    first_segment += static_cast<int32_t>(smem.warp_segments[w] & ~kHasSegmentsBit);
   }
 
   for (int32_t i = begin; i < end; ++i) {
-    const int32_t first = faults == 0 ? static_cast<int32_t>(offset_of(p, i)) : 0;
-    const int32_t next = faults == 0 ? static_cast<int32_t>(offset_of(p, i + 1)) : 0;
-    to.tokens[i] = first;
+    if (faults != 0) to.tokens[i + 1] = 0;
+    const int32_t tokens = faults == 0 ? to.tokens[i + 1] - to.tokens[i] : 0;
     to.chunks[i] = first_chunk;
     to.segments[i] = first_segment;
-    first_chunk += cake::work::chunks_of(next - first);
-    first_segment += cake::work::segments_of(next - first);
+    first_chunk += cake::work::chunks_of(tokens);
+    first_segment += cake::work::segments_of(tokens);
   }
   if (thread == kThreads - 1) {  // after its share, empty or not, this thread holds the totals
-    to.tokens[sequences] = faults == 0 ? static_cast<int32_t>(offset_of(p, sequences)) : 0;
     to.chunks[sequences] = first_chunk;
     to.segments[sequences] = first_segment;
   }
   return faults;
 }
 
-// One thread tells the kernels that follow, and the host, what the pack is guilty of.
-__device__ inline void report_faults(const PackOffsetsParams& p, int32_t faults) {
-  *p.tables.status = faults;
+// One thread tells the kernels that follow what the scan found, and the host what the pack is guilty of.
+template <int kThreads>
+__device__ inline void report_scan(const PackOffsetsParams& p, int32_t faults, const OffsetScanSmem<kThreads>& smem) {
+  p.tables.status[kFaults] = faults;
+  uint32_t found = 0;
+  for (const uint32_t segments : smem.warp_segments) found |= segments;
+  p.tables.status[kHasSegments] = (found & kHasSegmentsBit) != 0;
   if (faults != 0) *p.error_word = faults;
 }
 

@@ -18,5 +18,5 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kPackOffsetsThreads, 1)
   cake::ptx::wait_for_predecessor();
   const int32_t faults =
       scan_offsets(p, {p.tables.token_offsets, p.tables.chunk_offsets, p.tables.segment_offsets}, smem);
-  if (threadIdx.x == 0) report_faults(p, faults);
+  if (threadIdx.x == 0) report_scan(p, faults, smem);
 }

@@ -25,7 +25,7 @@ struct PrologueSmem {
 
 // Leaves the offsets where `tables` then points; returns the pack's faults.
 __device__ __forceinline__ int32_t find_offsets(const PrologueParams& p, PackTables& tables, PrologueSmem& smem) {
-  if (!p.scans_offsets) return *tables.status;
+  if (!p.scans_offsets) return tables.status[kFaults];
   const int32_t faults = scan_offsets(p.pack, {smem.tokens, smem.chunks, smem.segments}, smem.scan);
   __syncthreads();
   if (blockIdx.x == 0) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ int32_t find_offsets(const PrologueParams& p, PackTab
       tables.chunk_offsets[i] = smem.chunks[i];
       tables.segment_offsets[i] = smem.segments[i];
     }
-    if (threadIdx.x == 0) report_faults(p.pack, faults);
+    if (threadIdx.x == 0) report_scan(p.pack, faults, smem.scan);
   }
   tables.token_offsets = smem.tokens;
   tables.chunk_offsets = smem.chunks;

@@ -155,6 +155,7 @@ __device__ __forceinline__ void compose_item(const SegmentStatesParams& p, Segme
 template <bool kReverse>
 __device__ __forceinline__ void compose_segments(const SegmentStatesParams& p) {
   constexpr int kThreads = SegmentStatesConfig::kThreads;
+  if (p.tables.status[kHasSegments] == 0) return;
   auto& smem = *reinterpret_cast<SegmentStatesSmem*>(smem_bytes);
   const uint32_t items = static_cast<uint32_t>(p.items);
 #pragma unroll 1

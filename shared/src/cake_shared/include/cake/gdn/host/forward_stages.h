@@ -52,8 +52,8 @@ inline int64_t chain_ctas(const RuleCall& call, int64_t columns, int64_t warps) 
 
 #if CAKE_HAS_SM90
 
-// Boxes of 64 columns and 64 tokens of one head. Rows that no program reads have no map.
-inline host::TensorMap map_rows(const char* name, const TokenRows& rows, const Pack& pack, int64_t heads) {
+// Boxes of 64 columns and, unless fewer are asked for, 64 tokens of one head. Rows that no program reads have no map.
+inline host::TensorMap map_rows(const char* name, const TokenRows& rows, const Pack& pack, int64_t heads, uint32_t tokens = kChunk) {
   if (rows.data == nullptr) return {};
   constexpr int64_t kRowBytes = 2 * kHeadDim;
   auto stride = [](int64_t extent, int64_t elements) { return static_cast<uint64_t>(extent == 1 ? kRowBytes : 2 * elements); };
@@ -62,24 +62,22 @@ inline host::TensorMap map_rows(const char* name, const TokenRows& rows, const P
                                 static_cast<uint64_t>(pack.rows)},
                                {stride(heads, rows.head_stride), stride(pack.tokens_per_row, rows.token_stride),
                                 stride(pack.rows, rows.row_stride)},
-                               {64, 1, kChunk, 1}};
+                               {64, 1, tokens, 1}};
   return host::encode_tensor_map(name, box);
 }
 
 inline MappedChainParams mapped(const RuleCall& call, const ChainParams& p) {
-  return {p, map_rows("q", p.q, call.pack, call.heads.key_heads), map_rows("k", p.k, call.pack, call.heads.key_heads),
+  return {p, map_rows("q", p.q, call.pack, call.heads.key_heads, kQueryRows), map_rows("k", p.k, call.pack, call.heads.key_heads),
           map_rows("v", p.v, call.pack, call.heads.value_heads), map_rows("o", p.o, call.pack, call.heads.value_heads)};
 }
 
 // Without tokens there is nothing to map, and nothing to do.
-inline void launch_native_chain(const RuleCall& call, host::KernelRef<MappedChainParams> kernel, const ChainParams& p,
-                                int64_t columns,
+inline void launch_native_chain(const RuleCall& call, host::KernelRef<MappedChainParams> kernel, const ChainParams& p, int64_t ctas,
                                 bool output) {
   if (call.pack.tokens == 0) return;
   const int slices = p.warps / kNarrowChainWarps;
-  launch_stage(kernel, chain_ctas(call, columns, p.warps), native_chain_threads(slices, output),
-               native_chain_smem_bytes(slices, output),
-               call.stream, mapped(call, p));
+  launch_stage(kernel, ctas, native_chain_threads(slices, output), native_chain_smem_bytes(slices, output), call.stream,
+               mapped(call, p));
 }
 
 #endif
@@ -108,7 +106,8 @@ inline void launch_segment_pairs(const RuleCall& call, ChainParams p, int column
 #if CAKE_HAS_SM90
   if (call.native()) {
     p.warps = static_cast<int32_t>(warps);
-    return launch_native_chain(call, CAKE_KERNEL_REF(segment_pairs_sm90), p, columns, false);
+    const int64_t ctas = std::min(chain_ctas(call, columns, warps), kNativePairCtasPerMultiprocessor * call.multiprocessors);
+    return launch_native_chain(call, CAKE_KERNEL_REF(segment_pairs_sm90), p, ctas, false);
   }
 #endif
 #if CAKE_GDN_HAS_PORTABLE
@@ -121,7 +120,9 @@ inline void launch_segment_pairs(const RuleCall& call, ChainParams p, int column
 inline void launch_chunk_output(const RuleCall& call, ChainParams p, int64_t warps) {
   p.warps = static_cast<int32_t>(warps);
 #if CAKE_HAS_SM90
-  if (call.native()) return launch_native_chain(call, CAKE_KERNEL_REF(chunk_output_sm90), p, kHeadDim, true);
+  if (call.native()) {
+    return launch_native_chain(call, CAKE_KERNEL_REF(chunk_output_sm90), p, chain_ctas(call, kHeadDim, warps), true);
+  }
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(chunk_output_any), chain_ctas(call, kHeadDim, warps), 32 * p.warps,

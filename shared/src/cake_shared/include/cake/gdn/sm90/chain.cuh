@@ -10,10 +10,9 @@
 // warpgroup's work, O is stored by warps of its own (output.cuh). One warp loads. Order of accumulation: keys and tokens
 // ascending in steps of 16, chunks ascending, the same instructions for every slice: how columns are spread over CTAs
 // changes nothing.
-// barriers  rings of K and Q; of V; of T and scalars: full by bytes, released by every warp that reads them. Of P: full by
-//           every warp that makes it, released by every warp of the chain. Of O, one a slice: full by the slice's warps,
-//           released by the one that stores. All warps that compute share a named barrier after the rows that a last chunk
-//           does not have are zero
+// barriers  rings of K, Q, V, T and scalars: full by bytes, released by every warp that computes. Of P: full by every warp that
+//           makes it, released by every warp of the chain. Of O, one a slice: full by the slice's warps, released by the one
+//           that stores. rows_cleared: by every warp that makes P, when the rows that a last chunk does not have are zero
 #pragma once
 
 #include <type_traits>
@@ -27,7 +26,7 @@
 
 namespace cake::gdn {
 
-inline constexpr int kInputStages = 3;  // of K and Q, of V, of T and scalars, which advance together
+inline constexpr int kInputStages = 3;  // of K and Q, V, T and scalars
 inline constexpr int kOutputStages = 2;  // of P, of O
 
 using InputPlace = pipe::RingPlace<kInputStages>;
@@ -35,6 +34,14 @@ using InputPlace = pipe::RingPlace<kInputStages>;
 // Where P and O of a chunk are.
 __device__ __forceinline__ pipe::RingPlace<kOutputStages> output_place(int chunk) {
   return {chunk & 1, static_cast<uint32_t>(chunk) >> 1 & 1};
+}
+
+// Groups of 8 tokens of Q, of the rows of P and of the columns of O in registers lie in the order 0, 7, 1, 6, 2, 5, 3, 4: so the 16 rows
+// of P that a warp makes have as many elements below the diagonal as those of every other warp.
+__device__ __forceinline__ constexpr int query_group_at(int place) { return place & 1 ? 7 - place / 2 : place / 2; }
+__device__ __forceinline__ constexpr int query_row_of(int token) {
+  const int group = token / kQueryRows;
+  return kQueryRows * (group < 4 ? 2 * group : 15 - 2 * group) + token % kQueryRows;
 }
 
 struct KeyStage {
@@ -62,18 +69,17 @@ struct NativeChainSmem {
   SquareStage squares[kInputStages];
   alignas(1024) char values[kInputStages][kSlices][kSquareTileBytes];
   alignas(1024) std::conditional_t<kOutput, OutputTiles<kSlices>, NoTiles> outputs;
-  alignas(128) pipe::Ring<kInputStages> key_ring;
-  pipe::Ring<kInputStages> value_ring;
-  pipe::Ring<kInputStages> square_ring;
+  alignas(128) float scaled_gamma[kOutput ? kOutputStages : 0][kChunk];  // scale gamma of the chunks of P
+  pipe::Ring<kInputStages> input_ring;
   pipe::Ring<kOutputStages> attention_ring;
   pipe::Ring<kOutputStages> out_rings[kSlices];
+  uint64_t rows_cleared;  // of a last chunk that is short
 
   __device__ __forceinline__ void init_rings() {
-    key_ring.init(1, kWarps);
-    value_ring.init(1, 4 * kSlices);
-    square_ring.init(1, kWarps);
+    input_ring.init(1, kWarps);
     attention_ring.init(4, 4 * kSlices);
     for (int slice = 0; slice < kSlices; ++slice) out_rings[slice].init(4, 1);
+    ptx::mbarrier_init(&rows_cleared, 4);
     ptx::mbarrier_init_fence();
   }
 };
@@ -107,181 +113,231 @@ struct ChainWork {
   }
 };
 
-// By one thread: everything that the other warps read, chunk by chunk. V is not loaded for columns of the identity.
+// By one thread: everything that the other warps read, chunk by chunk. Columns of the identity have no V: what is in its place stays.
 template <int kSlices, bool kOutput>
 __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& smem, const MappedChainParams& p,
-                                           const ChainWork& work, bool values) {
+                                           const ChainWork& work, bool values, InputPlace& place) {
   const Heads& heads = p.chain.heads;
   const int key_head = work.head / heads.group;
-  InputPlace place;
 #pragma unroll 1
   for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
     const TokenPlace at = work.at(chunk, heads);
     const int64_t record = work.record(chunk, heads);
     KeyStage& keys = smem.keys[place.stage];
-    uint64_t* full = smem.key_ring.full(place);
-    smem.key_ring.wait_empty(place);
-    smem.key_ring.expect(place, kOutput ? 2 * kTokenTileBytes : kTokenTileBytes);
+    SquareStage& squares = smem.squares[place.stage];
+    uint64_t* full = smem.input_ring.full(place);
+    smem.input_ring.wait_empty(place);
+    smem.input_ring.expect(place, (kOutput ? 2 : 1) * kTokenTileBytes + (values ? kSlices : 0) * kSquareTileBytes +
+                                      kSquareTileBytes + sizeof(ChunkScalars));
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const int32_t from[4] = {64 * block, key_head, at.token, at.row};
       ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, from, full);
-      if constexpr (kOutput) ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, from, full);
+      if constexpr (kOutput) {
+#pragma unroll
+        for (int group = 0; group < 8; ++group) {
+          char* to = keys.q + block * kSquareTileBytes + 1024 * group;
+          ptx::tensor_load(to, &p.q, {64 * block, key_head, at.token + kQueryRows * query_group_at(group), at.row}, full);
+        }
+      }
     }
     if (values) {
-      smem.value_ring.wait_empty(place);
-      smem.value_ring.expect(place, kSlices * kSquareTileBytes);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
         const int column = 64 * (work.first_slice + slice);
-        ptx::tensor_load(smem.values[place.stage][slice], &p.v, {column, work.head, at.token, at.row},
-                         smem.value_ring.full(place));
+        ptx::tensor_load(smem.values[place.stage][slice], &p.v, {column, work.head, at.token, at.row}, full);
       }
     }
-    SquareStage& squares = smem.squares[place.stage];
-    full = smem.square_ring.full(place);
-    smem.square_ring.wait_empty(place);
-    smem.square_ring.expect(place, kSquareTileBytes + sizeof(ChunkScalars));
     ptx::bulk_load(squares.scalars, p.chain.scalars + record * kScalarFloats, sizeof(ChunkScalars), full);
     ptx::bulk_load(squares.inverse, p.chain.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
     place.advance();
   }
 }
 
-// The rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold. By
-// all warps that compute, of which this is thread `thread`.
-template <int kSlices, bool kOutput>
-__device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, kOutput>& smem,
-                                                  const InputPlace& place, int tokens, int thread) {
-  constexpr int kThreads = 32 * NativeChainSmem<kSlices, kOutput>::kWarps;
-  smem.key_ring.wait_full(place);
-  smem.value_ring.wait_full(place);
-  auto zero = [&](char* block) {
-    for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += kThreads) {
-      reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
+// Puts zeros into the rows that a last chunk does not have: the copies may have brought those of the next sequence, whatever they hold.
+// By the warpgroup that makes P; the chain waits for it.
+template <int kSlices>
+__device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, true>& smem, const InputPlace& place, int tokens, int thread,
+                                                  int lane) {
+  auto zero = [&](char* block, auto row_of) {
+    for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += 128) {
+      reinterpret_cast<uint4*>(block)[8 * row_of(unit / 8) + unit % 8] = make_uint4(0, 0, 0, 0);
     }
   };
+  const auto token_row = [](int token) { return token; };
 #pragma unroll
-  for (int block = 0; block < (kOutput ? 4 : 2); ++block) zero(smem.keys[place.stage].k + block * kSquareTileBytes);
+  for (int block = 0; block < 2; ++block) {
+    zero(smem.keys[place.stage].k + block * kSquareTileBytes, token_row);
+    zero(smem.keys[place.stage].q + block * kSquareTileBytes, [](int token) { return query_row_of(token); });
+  }
 #pragma unroll
-  for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[place.stage][slice]);
+  for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[place.stage][slice], token_row);
   ptx::fence_async_shared();
-  named_barrier(1, kThreads);
+  named_barrier(1, 128);  // the products of a warp read the rows of all
+  if (lane == 0) ptx::mbarrier_arrive(&smem.rows_cleared);
 }
 
-// A slice's chain with its outputs.
+// Where a warp's 16 columns of a slice of O go, whose groups of 8 tokens come in the order of Q.
+struct OutputColumns {
+  uint32_t first;
+  int32_t step;
+
+  __device__ __forceinline__ OutputColumns(int warp, int lane) {
+    // Lanes of the upper half have the addresses of the second group of every two.
+    first = tile::fragment_address<kChunk>(0, tile::LaneOffsets(lane).col_major, 0, 2 * warp) + (lane < 16 ? 0 : 6 * 1024);
+    step = lane < 16 ? 1024 : -1024;
+    asm volatile("" : "+r"(first), "+r"(step));
+  }
+
+  __device__ __forceinline__ void store(uint32_t o_tile, const uint32_t (&values)[16]) const {
+    uint32_t to = o_tile + first;
+#pragma unroll
+    for (int s = 0; s < 4; ++s, to += step) {
+      ptx::stmatrix_x4_trans(to, values[4 * s], values[4 * s + 1], values[4 * s + 2], values[4 * s + 3]);
+    }
+  }
+};
+
+// A slice's chain with its outputs. The keys' halves of the state are accumulators of their own: one is rounded, and K S0 of the next
+// chunk begun with it, while the other is updated.
 template <int kSlices>
 struct OutputChain {
   NativeChainSmem<kSlices, true>& smem;
   const ChainWork& work;
-  const tile::LaneOffsets offsets;
-  int slice, warp, lane;
-  float scale;
+  uint32_t columns_lane;
+  OutputColumns out_columns;
+  int slice, lane;
+
+  __device__ __forceinline__ uint32_t keys(const InputPlace& at) const { return ptx::shared_address(smem.keys[at.stage].k); }
+
+  __device__ __forceinline__ void wait_inputs(const InputPlace& place, int chunk) const {
+    smem.input_ring.wait_full(place);
+    if (work.tokens(chunk) < kChunk) ptx::mbarrier_wait(&smem.rows_cleared, 0);
+  }
 
   // Hands this warp's 16 columns of O to the warp that stores, which also orders them before its copy: a fence here would hold
   // the chain.
   __device__ __forceinline__ void hand_out(const uint32_t (&packed)[16], int chunk) const {
     const pipe::RingPlace<kOutputStages> at = output_place(chunk);
     smem.out_rings[slice].wait_empty(at);
-    store_value_columns(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed, offsets, warp);
+    out_columns.store(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.out_rings[slice].full(at));
   }
 
-  __device__ __forceinline__ void run(float (&state)[64]) const {
+  // Of at least one chunk.
+  __device__ __forceinline__ void run(float (&left)[32], float (&right)[32]) const {
     const int c = lane & 3;
     float y[32], o[32];
-    uint32_t packed_state[32], operand[16], packed[16];
+    uint32_t packed_left[16], packed_right[16], operand[16], packed[16];
     InputPlace place;
-    pack_accumulator(packed_state, state);
+    pack_accumulator(packed_left, left);
+    pack_accumulator(packed_right, right);
+    wait_inputs(place, 0);
+    ptx::wgmma_keep(packed_left);
+    ptx::wgmma_keep(packed_right);
+    ptx::wgmma_keep(y);
+    ptx::wgmma_fence();
+    multiply_state_rows<0, 4>(y, packed_left, ptx::wgmma_descriptor(keys(place)));
+    ptx::wgmma_commit();
+    multiply_state_rows<4, 8, 0>(y, packed_right, ptx::wgmma_descriptor(keys(place)));
+    ptx::wgmma_commit();
 #pragma unroll 1
     for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
-      const uint32_t k_tile = ptx::shared_address(smem.keys[place.stage].k);
-      const uint64_t t_at = ptx::wgmma_descriptor(ptx::shared_address(smem.squares[place.stage].inverse));
-      const uint64_t q_at = ptx::wgmma_descriptor(k_tile + kTokenTileBytes);
+      const uint64_t k_at = ptx::wgmma_descriptor(keys(place)), q_at = k_at + ptx::wgmma_advance(kTokenTileBytes);
       const ChunkScalars& scalars = smem.squares[place.stage].scalars;
-      smem.key_ring.wait_full(place);
-      if (work.tokens(chunk) < kChunk) {
-        zero_missing_rows(smem, place, work.last_tokens, 128 * slice + 32 * warp + lane);
-      }
-
-      ptx::wgmma_keep(packed_state);
+      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), columns_lane);
+      ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
-      ptx::wgmma_fence();
-      multiply_state_rows<0, 8>(y, packed_state, ptx::wgmma_descriptor(k_tile));
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(o);
-      if (chunk > 0) pack_accumulator(packed, o);
-      ptx::wgmma_keep(packed);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(packed_right);
+
       ptx::wgmma_keep(o);
       ptx::wgmma_fence();
-      multiply_state_rows<0, 4>(o, packed_state, q_at);
+      multiply_state_rows<0, 4>(o, packed_left, q_at);
       ptx::wgmma_commit();
-      if (chunk > 0) hand_out(packed, chunk - 1);
-      smem.value_ring.wait_full(place);
-      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), offsets, warp);
-      smem.square_ring.wait_full(place);
-      ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(y);
-
+      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       make_residuals(operand, y, scalars[kGamma], scalars[kBeta], c);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
-      multiply_square<false>(y, operand, t_at);
+      multiply_square<false>(y, operand, ptx::wgmma_descriptor(ptx::shared_address(smem.squares[place.stage].inverse)));
       ptx::wgmma_commit();
-      multiply_state_rows<4, 8>(o, packed_state, q_at);
+      multiply_state_rows<4, 8, 0>(o, packed_right, q_at);
       ptx::wgmma_commit();
-      __syncwarp();
-      if (lane == 0) smem.value_ring.release(place);
       const float decay = scalars[kGamma][kChunk - 1];
-      ptx::wgmma_wait<3>();
-      ptx::wgmma_keep(state);
-#pragma unroll
-      for (int n = 0; n < 64; ++n) state[n] = __fmul_rn(decay, state[n]);
-      ptx::wgmma_keep(state);
-      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
+      ptx::wgmma_wait<2>();
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
+      if (decay != 1.f) {  // a block of its own, which ptxas does not move behind the wait that follows
+        scale_all(left, decay);
+        scale_all(right, decay);
+      }
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(operand);
 
       pack_scaled_by_token(operand, y, scalars[kEnd], c);
       ptx::wgmma_keep(operand);
-      ptx::wgmma_keep(state);
+      ptx::wgmma_keep(left);
+      ptx::wgmma_keep(right);
       ptx::wgmma_fence();
-      add_token_rows(state, operand, ptx::wgmma_descriptor(k_tile, kSquareTileBytes));
+      add_token_rows(left, operand, k_at);
+      ptx::wgmma_commit();
+      add_token_rows(right, operand, k_at + ptx::wgmma_advance(kSquareTileBytes));
       ptx::wgmma_commit();
       pack_accumulator(packed, y);
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<2>();
       ptx::wgmma_keep(o);
-      ptx::wgmma_keep(packed_state);
-      scale_by_token(o, scalars[kGamma], scale, c);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(packed_right);
+      scale_by_token(o, smem.scaled_gamma[output_place(chunk).stage], c);
       ptx::wgmma_keep(packed);
       ptx::wgmma_keep(o);
       ptx::wgmma_fence();
       multiply_square<true>(o, packed,
                             ptx::wgmma_descriptor(ptx::shared_address(smem.outputs.attention[output_place(chunk).stage])));
       ptx::wgmma_commit();
-      __syncwarp();
-      if (lane == 0) smem.square_ring.release(place);
+      // Behind the last chunk come its own keys once more, for nothing: a way out of the loop would serialise the products.
+      InputPlace next = place;
+      const bool last = chunk + 1 == work.segment.chunks;
+      if (!last) {
+        next.advance();
+        wait_inputs(next, chunk + 1);
+      }
+      ptx::wgmma_wait<2>();
+      ptx::wgmma_keep(left);
+      pack_accumulator(packed_left, left);
+      ptx::wgmma_keep(packed_left);
+      ptx::wgmma_keep(y);
+      ptx::wgmma_fence();
+      multiply_state_rows<0, 4>(y, packed_left, ptx::wgmma_descriptor(keys(next)));
+      ptx::wgmma_commit();
       ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(state);
-      ptx::wgmma_keep(operand);
-      __syncwarp();
-      if (lane == 0) smem.key_ring.release(place);
-      pack_accumulator(packed_state, state);
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(right);
       ptx::wgmma_keep(o);
+      ptx::wgmma_keep(operand);
       ptx::wgmma_keep(packed);
       __syncwarp();
-      if (lane == 0) smem.attention_ring.release(output_place(chunk));
-      place.advance();
-    }
-    if (work.segment.chunks > 0) {
+      if (lane == 0) {
+        smem.attention_ring.release(output_place(chunk));
+        if (!last) smem.input_ring.release(place);
+      }
+      pack_accumulator(packed_right, right);
+      ptx::wgmma_keep(packed_right);
+      ptx::wgmma_fence();
+      multiply_state_rows<4, 8, 0>(y, packed_right, ptx::wgmma_descriptor(keys(next)));
+      ptx::wgmma_commit();
       pack_accumulator(packed, o);
-      hand_out(packed, work.segment.chunks - 1);
+      hand_out(packed, chunk);
+      place = next;
     }
+    ptx::wgmma_wait<0>();
+    ptx::wgmma_keep(y);
+    ptx::wgmma_keep(left);
+    ptx::wgmma_keep(right);
   }
 };
 

@@ -56,12 +56,19 @@ __device__ __forceinline__ void add_token_rows(float (&state)[32], const uint32_
   }
 }
 
+// What of an address of a warp's 16 columns of a slice depends on the lane and on the warp. A value that the compiler cannot know, so
+// that it stays in a register: made again in every chunk it would hold up what waits for it.
+__device__ __forceinline__ uint32_t value_columns_lane(int warp, int lane) {
+  uint32_t offset = tile::fragment_address<kChunk>(0, tile::LaneOffsets(lane).col_major, 0, 2 * warp);
+  asm volatile("" : "+r"(offset));
+  return offset;
+}
+
 // A warp's 16 columns of a slice of V as a left operand.
-__device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint32_t v_tile, const tile::LaneOffsets& offsets,
-                                                   int warp) {
+__device__ __forceinline__ void load_value_columns(uint32_t (&values)[16], uint32_t v_tile, uint32_t columns_lane) {
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
-    tile::load_a_trans<kChunk>(*reinterpret_cast<uint32_t(*)[4]>(&values[4 * s]), v_tile, offsets, 16 * s, 2 * warp);
+    ptx::ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&values[4 * s]), v_tile + columns_lane + 2048 * s);
   }
 }
 
@@ -82,6 +89,11 @@ __device__ __forceinline__ void make_residuals(uint32_t (&values)[16], const flo
   }
 }
 
+__device__ __forceinline__ void scale_all(float (&acc)[32], float by) {
+#pragma unroll
+  for (float& x : acc) x = __fmul_rn(by, x);
+}
+
 // acc[v][t] * per_token[t], packed; c is the lane's place in its group of four.
 __device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const float (&acc)[32], const float* per_token, int c) {
 #pragma unroll
@@ -94,27 +106,16 @@ __device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const f
   }
 }
 
-// acc[v][t] becomes (scale per_token[t]) acc[v][t].
-__device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* per_token, float scale, int c) {
+// acc[v][t] becomes per_token[t] acc[v][t].
+__device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* per_token, int c) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 by = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
-    const float x = __fmul_rn(scale, by.x), y = __fmul_rn(scale, by.y);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      acc[4 * j + 2 * half] = __fmul_rn(x, acc[4 * j + 2 * half]);
-      acc[4 * j + 2 * half + 1] = __fmul_rn(y, acc[4 * j + 2 * half + 1]);
+      acc[4 * j + 2 * half] = __fmul_rn(by.x, acc[4 * j + 2 * half]);
+      acc[4 * j + 2 * half + 1] = __fmul_rn(by.y, acc[4 * j + 2 * half + 1]);
     }
-  }
-}
-
-// Puts a warp's 16 columns of a slice of O into its tile: load_value_columns backwards.
-__device__ __forceinline__ void store_value_columns(uint32_t o_tile, const uint32_t (&values)[16],
-                                                    const tile::LaneOffsets& offsets, int warp) {
-#pragma unroll
-  for (int s = 0; s < 4; ++s) {
-    ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(o_tile, offsets.col_major, 16 * s, 2 * warp), values[4 * s],
-                           values[4 * s + 1], values[4 * s + 2], values[4 * s + 3]);
   }
 }
 

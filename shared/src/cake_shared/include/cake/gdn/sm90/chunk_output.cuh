@@ -50,19 +50,20 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
 
   if (group == kSlices + 1) {
     lower_registers<kCopyRegisters<kSlices>>();
-    if (thread == 0) load_chain(smem, p, work, true);
+    InputPlace place;
+    if (thread == 0) load_chain(smem, p, work, true, place);
     if (warp > 0 && warp <= kSlices) store_outputs(smem, p, work, warp - 1, lane);
   } else if (group == kSlices) {
     lower_registers<kAttentionRegisters>();
     make_attention(smem, work, chain.scale, tile::LaneOffsets(lane), thread, warp, lane);
   } else {
     raise_registers<kChainRegisters>();
-    const OutputChain<kSlices> consumer{smem, work, tile::LaneOffsets(lane), group, warp, lane, chain.scale};
+    const OutputChain<kSlices> consumer{smem, work, value_columns_lane(warp, lane), OutputColumns(warp, lane), group, lane};
     const int first_column = 64 * (work.first_slice + group) + 16 * warp;
-    float state[64];
+    float state[2][32];
     auto& fragments = reinterpret_cast<StateAcc&>(state);
     load_entry_state(fragments, chain, segment, work.head, first_column, lane);
-    consumer.run(state);
+    consumer.run(state[0], state[1]);
     if (chain.final.data && segment.last()) {
       store_state(fragments, state_of(chain.final, segment.sequence, chain.heads, work.head), chain.final.k_stride,
                   chain.final.v_stride,

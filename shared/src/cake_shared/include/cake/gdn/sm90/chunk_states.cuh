@@ -122,7 +122,8 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     ptx::wgmma_fence();
     operand_times_square<false>(y, operand, ptx::shared_address(stage.inverse));
     ptx::wgmma_commit();
-    scale_state(state, scalars[kGamma][kChunk - 1]);
+    const float decay = scalars[kGamma][kChunk - 1];
+    if (decay != 1.f) scale_state(state, decay);  // a block of its own, which ptxas does not spread over the products
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
 

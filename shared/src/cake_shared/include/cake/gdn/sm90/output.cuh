@@ -12,7 +12,7 @@
 
 namespace cake::gdn {
 
-// By a warpgroup: P of every chunk, as far ahead of the chain as P's ring and the copies allow.
+// By a warpgroup: P and the scaled gamma of every chunk, as far ahead of the chain as P's ring and the copies allow.
 template <int kSlices>
 __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& smem, const ChainWork& work, float scale,
                                                const tile::LaneOffsets& offsets, int thread, int warp, int lane) {
@@ -22,21 +22,20 @@ __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& s
   for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
     const pipe::RingPlace<kOutputStages> attention = output_place(chunk);
     const uint64_t k_at = ptx::wgmma_descriptor(ptx::shared_address(smem.keys[place.stage].k));
-    smem.key_ring.wait_full(place);
-    if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, 128 * kSlices + thread);
+    smem.input_ring.wait_full(place);
+    if (work.tokens(chunk) < kChunk) zero_missing_rows(smem, place, work.last_tokens, thread, lane);
     multiply_rows_keys(qk, k_at + ptx::wgmma_advance(kTokenTileBytes), k_at);
-    smem.square_ring.wait_full(place);
     smem.attention_ring.wait_empty(attention);
+    const ChunkScalars& scalars = smem.squares[place.stage].scalars;
+    if (thread < kChunk) smem.scaled_gamma[attention.stage][query_row_of(thread)] = __fmul_rn(scale, scalars[kGamma][thread]);
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(qk);
-    store_attention_rows(smem.outputs.attention[attention.stage], smem.squares[place.stage].scalars, qk, scale, warp,
-                         offsets, lane);
+    AttentionRows(scalars, warp, lane).store(smem.outputs.attention[attention.stage], scalars, qk, scale, offsets);
     ptx::fence_async_shared();
     __syncwarp();
     if (lane == 0) {
       ptx::mbarrier_arrive(smem.attention_ring.full(attention));
-      smem.key_ring.release(place);
-      smem.square_ring.release(place);
+      smem.input_ring.release(place);
     }
     place.advance();
   }

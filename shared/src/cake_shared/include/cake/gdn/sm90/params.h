@@ -1,7 +1,7 @@
 // What the native programs of sm_90a take beyond what the portable ones do: tensor maps of the rows. Plain C++17.
 //
-// A map covers [B, T, heads, 128] BF16 as axes {128, heads, T, B} in boxes of 64 columns and 64 tokens of one head, 128-byte
-// swizzle.
+// A map covers [B, T, heads, 128] BF16 as axes {128, heads, T, B} in boxes of 64 columns and 64 tokens of one head, of Q 8 tokens,
+// 128-byte swizzle.
 #pragma once
 
 #include "cake/gdn/rule_params.h"
@@ -16,6 +16,9 @@ struct MappedWyParams {
   host::TensorMap k;
 };
 
+// Rows of Q come in groups of so many, in an order of their own: see chain.cuh.
+inline constexpr int kQueryRows = 8;
+
 struct MappedChainParams {
   ChainParams chain;
   host::TensorMap q, k, v, o;
@@ -26,6 +29,10 @@ CAKE_HOST_DEVICE constexpr int native_chain_threads(int slices, bool output) { r
 
 // Of wy on a multiprocessor.
 inline constexpr int kNativeWyCtasPerMultiprocessor = 4;
+
+// CTAs of segment_pairs for a multiprocessor, which holds one at a time. With one each, what they find to do would differ much; with
+// one for every item, finding that there is nothing to do would take long.
+inline constexpr int64_t kNativePairCtasPerMultiprocessor = 4;
 
 // Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q, of
 // T and scalars, of the slices of V; with an output two of P and of the slices of O; barriers.

@@ -1,5 +1,6 @@
 // segment_pairs on Hopper: the pairs (M, N) of the segments of long sequences but the last, exit = M entry + N. `warps` as
-// chunk_output.
+// chunk_output. A CTA takes every so many-th row of the segment table, value head and slice of columns. Where no sequence is
+// long, it leaves at once: starting and ending is all the time it takes.
 //
 // Where the gates of a segment's last chunks multiply to less than 2^-100 (kForgottenLog2), a state before them counts as gone:
 // then M is zero and N begins, with a zero state, at those chunks. Else N is the chain from a zero state (of a first segment
@@ -7,7 +8,7 @@
 // reads   k, v, T, scalars, initial states
 // writes  M, transposed, into the factor's slot of every segment that has one before and one behind it; N (of a first segment
 //         its exit state) into the entry slot of the next segment, unless pair_columns asks for M alone
-// barriers  as chain.cuh
+// barriers  as chain.cuh. Of all threads, where columns of the identity begin: the values before are read | zeros are in their place
 #pragma once
 
 #include "cake/gdn/sm90/chain.cuh"
@@ -45,22 +46,20 @@ template <int kSlices>
 struct PairChain {
   NativeChainSmem<kSlices, false>& smem;
   const ChainWork& work;
-  const tile::LaneOffsets offsets;
-  bool values;
-  int slice, warp, lane;
+  uint32_t columns_lane;
+  int slice, lane;
 
   __device__ __forceinline__ uint64_t keys(const InputPlace& at) const {
     return ptx::wgmma_descriptor(ptx::shared_address(smem.keys[at.stage].k));
   }
 
-  __device__ __forceinline__ void run(float (&left)[32], float (&right)[32]) const {
+  __device__ __forceinline__ void run(float (&left)[32], float (&right)[32], InputPlace& place) const {
     const int c = lane & 3;
     float y[32];
     uint32_t packed_left[16], packed_right[16], operand[16];
-    InputPlace place;
     pack_accumulator(packed_left, left);
     pack_accumulator(packed_right, right);
-    smem.key_ring.wait_full(place);
+    smem.input_ring.wait_full(place);
     ptx::wgmma_keep(packed_left);
     ptx::wgmma_keep(packed_right);
     ptx::wgmma_keep(y);
@@ -74,9 +73,7 @@ struct PairChain {
       const uint64_t k_at = keys(place);
       const SquareStage& square = smem.squares[place.stage];
       const ChunkScalars& scalars = square.scalars;
-      smem.square_ring.wait_full(place);
-      if (values) smem.value_ring.wait_full(place);
-      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), offsets, warp);
+      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), columns_lane);
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(packed_left);
@@ -88,25 +85,23 @@ struct PairChain {
       ptx::wgmma_fence();
       multiply_square<false>(y, operand, ptx::wgmma_descriptor(ptx::shared_address(square.inverse)));
       ptx::wgmma_commit();
-      __syncwarp();
-      if (values && lane == 0) smem.value_ring.release(place);
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);
-#pragma unroll
-      for (int n = 0; n < 32; ++n) {
-        left[n] = __fmul_rn(decay, left[n]);
-        right[n] = __fmul_rn(decay, right[n]);
+      if (decay != 1.f) {  // a block of its own, which ptxas does not move behind the wait that follows
+        scale_all(left, decay);
+        scale_all(right, decay);
       }
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);
       // A wait is a branch, so that the products above stay above. Behind the last chunk come its own keys once more, for nothing: a
       // way out of the loop would serialise the products.
       InputPlace next = place;
-      if (chunk + 1 < work.segment.chunks) {
+      const bool last = chunk + 1 == work.segment.chunks;
+      if (!last) {
         next.advance();
-        smem.key_ring.wait_full(next);
+        smem.input_ring.wait_full(next);
       }
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
@@ -121,8 +116,6 @@ struct PairChain {
       ptx::wgmma_commit();
       add_token_rows(right, operand, k_at + ptx::wgmma_advance(kSquareTileBytes));
       ptx::wgmma_commit();
-      __syncwarp();
-      if (lane == 0) smem.square_ring.release(place);
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(left);
       pack_accumulator(packed_left, left);
@@ -135,7 +128,7 @@ struct PairChain {
       ptx::wgmma_keep(right);
       ptx::wgmma_keep(operand);
       __syncwarp();
-      if (lane == 0) smem.key_ring.release(place);
+      if (lane == 0 && !last) smem.input_ring.release(place);
       pack_accumulator(packed_right, right);
       ptx::wgmma_keep(packed_right);
       ptx::wgmma_fence();
@@ -147,8 +140,69 @@ struct PairChain {
     ptx::wgmma_keep(y);
     ptx::wgmma_keep(left);
     ptx::wgmma_keep(right);
+    __syncwarp();
+    if (lane == 0) smem.input_ring.release(place);
+    place.advance();
   }
 };
+
+// A row of the segment table, a value head and a slice of columns of M or N.
+struct PairItem {
+  SegmentPlace segment;
+  int head, column;
+  bool factor;
+
+  __device__ __forceinline__ PairItem(const ChainParams& chain, uint32_t item, int columns) {
+    const uint32_t parts = chain.pair_columns / columns, work = item / parts;
+    const uint32_t segment_row = work / static_cast<uint32_t>(chain.heads.value_heads);
+    head = static_cast<int>(work - segment_row * chain.heads.value_heads);
+    segment = segment_place(chain.tables, segment_row);
+    column = static_cast<int>(item - work * parts) * columns;
+    factor = column < kHeadDim;
+    if (!factor) column -= kHeadDim;
+  }
+
+  // Nothing is entered from a last segment, and the entry state of a first one is known: its exit state says it all.
+  __device__ __forceinline__ bool exists() const {
+    return segment.sequence >= 0 && !segment.last() && !(factor && segment.first());
+  }
+};
+
+// Calls `visit` with the items of this CTA that there are, in order.
+template <class Visit>
+__device__ __forceinline__ void for_pair_items(const ChainParams& chain, int columns, const Visit& visit) {
+  const uint32_t items =
+      static_cast<uint32_t>(chain.tables.segment_capacity) * chain.heads.value_heads * (chain.pair_columns / columns);
+#pragma unroll 1
+  for (uint32_t at = blockIdx.x; at < items; at += gridDim.x) {
+    const PairItem item(chain, at, columns);
+    if (item.exists()) visit(item);
+  }
+}
+
+// What the chain of an item has to run; by all threads, which also put zeros where a factor has its values.
+template <int kSlices>
+__device__ __forceinline__ ChainWork begin_pair(NativeChainSmem<kSlices, false>& smem, const ChainParams& chain, const PairItem& item,
+                                                int lane, bool& forgets) {
+  const int forgetting = forgetting_chunks(chain.scalars, chain.heads, item.segment, item.head, lane);
+  forgets = forgetting > 0;
+  ChainWork work{item.segment, item.head, item.column / 64, kChunk};
+  if (forgets) {
+    const int skipped = work.segment.chunks - (item.factor ? 0 : forgetting);
+    work.segment.first_token += skipped * kChunk;
+    work.segment.first_chunk += skipped;
+    work.segment.chunks -= skipped;
+  }
+  if (item.factor && !forgets) {
+    constexpr int kThreads = native_chain_threads(kSlices, false);
+    named_barrier(1, kThreads);
+    uint4* values = reinterpret_cast<uint4*>(smem.values);
+    for (int i = threadIdx.x; i < static_cast<int>(sizeof(smem.values) / 16); i += kThreads) values[i] = make_uint4(0, 0, 0, 0);
+    ptx::fence_async_shared();  // before the values of the next item
+    named_barrier(1, kThreads);
+  }
+  return work;
+}
 
 template <int kSlices>
 __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
@@ -159,58 +213,45 @@ __device__ __forceinline__ void run_segment_pairs(const MappedChainParams& p) {
   const int group = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5 & 3, 0);
   const int thread = threadIdx.x & 127, lane = threadIdx.x & 31;
   ptx::launch_dependents();
-  if (threadIdx.x == 0) smem.init_rings();
   ptx::wait_for_predecessor();
   const ChainParams& chain = p.chain;
-  const uint32_t parts = chain.pair_columns / kColumns, item = blockIdx.x / parts;
-  const uint32_t segment_row = item / static_cast<uint32_t>(chain.heads.value_heads);
-  const int head = static_cast<int>(item - segment_row * chain.heads.value_heads);
-  const SegmentPlace segment = segment_place(chain.tables, segment_row);
-  // Nothing is entered from a last segment, and the entry state of a first one is known: its exit state says it all.
-  if (segment.sequence < 0 || segment.last()) return;
-  int column = static_cast<int>(blockIdx.x % parts) * kColumns;
-  const bool factor = column < kHeadDim;
-  if (factor && segment.first()) return;
-  if (!factor) column -= kHeadDim;
-
-  const int forgetting = forgetting_chunks(chain.scalars, chain.heads, segment, head, lane);
-  ChainWork work{segment, head, column / 64, kChunk};
-  if (forgetting > 0) {
-    const int skipped = segment.chunks - (factor ? 0 : forgetting);
-    work.segment.first_token += skipped * kChunk;
-    work.segment.first_chunk += skipped;
-    work.segment.chunks -= skipped;
-  }
-  if (factor) {  // its V is zero
-    uint4* values = reinterpret_cast<uint4*>(smem.values);
-    for (int i = threadIdx.x; i < static_cast<int>(sizeof(smem.values) / 16); i += blockDim.x) values[i] = make_uint4(0, 0, 0, 0);
-  }
+  const bool has_segments = chain.tables.status[kHasSegments] != 0;
+  if (threadIdx.x == 0) smem.init_rings();
   __syncthreads();
+  if (!has_segments) return;
+  InputPlace place;
+  bool forgets;
 
   if (group == kSlices) {
     lower_registers<kPairLoadRegisters>();
-    if (thread == 0) load_chain(smem, p, work, !factor);
+    for_pair_items(chain, kColumns, [&](const PairItem& item) {
+      const ChainWork work = begin_pair(smem, chain, item, lane, forgets);
+      if (thread == 0) load_chain(smem, p, work, !item.factor, place);
+      __syncwarp();
+    });
     return;
   }
   raise_registers<kPairRegisters>();
-  const PairChain<kSlices> consumer{smem, work, tile::LaneOffsets(lane), !factor, group, warp, lane};
-  const int first_column = column + 64 * group + 16 * warp;
-  float state[2][32];
-  auto& fragments = reinterpret_cast<StateAcc&>(state);
-  clear(fragments);
-  if (forgetting == 0) {
-    if (factor) {
-      for_state_elements(first_column, lane, [&](int j, int i, int k, int v) { fragments[j][i] = k == v ? 1.f : 0.f; });
-    } else if (segment.first() && chain.initial.data) {
-      load_state(fragments, state_of(chain.initial, segment.sequence, chain.heads, head), chain.initial.k_stride,
-                 chain.initial.v_stride,
-                 first_column, lane);
+  for_pair_items(chain, kColumns, [&](const PairItem& item) {
+    const ChainWork work = begin_pair(smem, chain, item, lane, forgets);
+    const int first_column = item.column + 64 * group + 16 * warp;
+    float state[2][32];
+    auto& fragments = reinterpret_cast<StateAcc&>(state);
+    clear(fragments);
+    if (!forgets) {
+      if (item.factor) {
+        for_state_elements(first_column, lane, [&](int j, int i, int k, int v) { fragments[j][i] = k == v ? 1.f : 0.f; });
+      } else if (item.segment.first() && chain.initial.data) {
+        load_state(fragments, state_of(chain.initial, item.segment.sequence, chain.heads, item.head), chain.initial.k_stride,
+                   chain.initial.v_stride, first_column, lane);
+      }
     }
-  }
-  if (work.segment.chunks > 0) consumer.run(state[0], state[1]);
-  float* to = factor ? chain.segment_factors + slot_offset(segment, chain.heads, chain.slots_per_row, head)
-                     : chain.segment_entries + slot_offset(segment, chain.heads, chain.slots_per_row, head, 1);
-  store_state(fragments, to, 1, kHeadDim, first_column, lane);
+    const PairChain<kSlices> consumer{smem, work, value_columns_lane(warp, lane), group, lane};
+    if (work.segment.chunks > 0) consumer.run(state[0], state[1], place);
+    float* to = item.factor ? chain.segment_factors + slot_offset(item.segment, chain.heads, chain.slots_per_row, item.head)
+                            : chain.segment_entries + slot_offset(item.segment, chain.heads, chain.slots_per_row, item.head, 1);
+    store_state(fragments, to, 1, kHeadDim, first_column, lane);
+  });
 }
 
 }  // namespace cake::gdn

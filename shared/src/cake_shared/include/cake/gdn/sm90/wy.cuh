@@ -159,12 +159,11 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
   const int half = thread >> 6, token = thread & 63;  // whose scalars this thread makes
   // CTAs that share a multiprocessor are a quarter of the grid apart.
   int row_block = (warp + blockIdx.x / ((gridDim.x + 3) / 4)) & 3;
-  uint32_t phase = 0;
-  int parity = 0;  // of the scalars in turn
+  uint32_t turns = 0;  // parities: of the scalars' places, and, one bit up, of the keys' barrier
 #pragma unroll 1
   for (;;) {
-    ptx::mbarrier_wait(&smem.k_full, phase);
-    phase ^= 1;
+    ptx::mbarrier_wait(&smem.k_full, turns >> 1);
+    turns ^= 2;
     if (item.tokens < kChunk) zero_rows_past(smem, item.tokens, thread);
     float kk[32];
     multiply_keys_keys(kk, ptx::shared_address(smem.k), row_block, offsets);
@@ -176,8 +175,8 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
     for (int member = 0; member < p.heads.group; member += 2) {
       const int64_t record = item.first_record(p.heads) + member;
       const int heads = min(2, p.heads.group - member);
-      ChunkScalars(&scalars)[2] = smem.scalars[parity];
-      parity ^= 1;
+      ChunkScalars(&scalars)[2] = smem.scalars[turns & 1];
+      turns ^= 1;
       if (half < heads) store_scalars(scalars[half], gates, p.beta.top, item.tokens, token);
       const bool last = member + 2 >= p.heads.group;
       const WyItem wanted{last ? next.chunk : item.chunk, last ? next.key_head : item.key_head, last ? next.tokens : item.tokens,
@@ -202,11 +201,11 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
       ptx::fence_async_shared();
       __syncthreads();
       if (thread == 0) {
-        for (int h = 0; h < heads; ++h) {
-          const int from = heads == 2 ? h : 1;
-          ptx::bulk_store(p.inverse + (record + h) * kSquareTileBytes, smem.scratch[from].high, kSquareTileBytes);
-          ptx::bulk_store(p.scalars + (record + h) * kScalarFloats, scalars[h], 4 * kScalarFloats);
-        }
+        // Those of both heads lie behind each other.
+        const int first = 2 - heads;
+        ptx::bulk_store(p.inverse + record * kSquareTileBytes, smem.scratch[first].high, kSquareTileBytes);
+        if (first == 0) ptx::bulk_store(p.inverse + (record + 1) * kSquareTileBytes, smem.scratch[1].high, kSquareTileBytes);
+        ptx::bulk_store(p.scalars + record * kScalarFloats, scalars, heads * 4 * kScalarFloats);
         ptx::bulk_commit();
       }
     }

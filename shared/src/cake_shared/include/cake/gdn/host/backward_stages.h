@@ -18,7 +18,7 @@ inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& 
 #if CAKE_HAS_SM90
   if (call.native()) {
     const int groups = r.warps / kNarrowChainWarps;
-    return launch_stage(CAKE_KERNEL_REF(segment_gradients_sm90), ctas, backward_chain_sm90_threads(groups),
+    return launch_stage(CAKE_KERNEL_REF(segment_gradients_sm90), ctas, reverse_chain_sm90_threads(groups),
                         reverse_chain_sm90_smem_bytes(groups), call.stream, r);
   }
 #endif
@@ -32,7 +32,7 @@ inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r)
 #if CAKE_HAS_SM90
   if (call.native()) {
     const int groups = r.warps / kNarrowChainWarps;
-    return launch_stage(CAKE_KERNEL_REF(value_gradients_sm90), ctas, backward_chain_sm90_threads(groups),
+    return launch_stage(CAKE_KERNEL_REF(value_gradients_sm90), ctas, reverse_chain_sm90_threads(groups),
                         reverse_chain_sm90_smem_bytes(groups), call.stream, r);
   }
 #endif
@@ -48,7 +48,7 @@ inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t war
     p.warps = static_cast<int32_t>(warps);
     const int groups = p.warps / kNarrowChainWarps;
     return launch_stage(CAKE_KERNEL_REF(chunk_states_sm90), chain_ctas(call, p.part.value_heads(call.heads.group), kHeadDim, warps),
-                        backward_chain_sm90_threads(groups), chunk_states_sm90_smem_bytes(groups), call.stream, p, true);
+                        chunk_states_sm90_threads(groups), chunk_states_sm90_smem_bytes(groups), call.stream, p, true);
   }
 #endif
 #if CAKE_GDN_HAS_PORTABLE

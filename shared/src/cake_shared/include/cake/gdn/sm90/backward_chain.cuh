@@ -10,7 +10,6 @@
 namespace cake::gdn::sm90 {
 
 inline constexpr int kStageScalars = 3;  // gamma, e, beta
-inline constexpr int kFeedingWarps = 4;
 
 // The segment and head of a CTA, and its share of the value columns.
 struct ChainPlace {
@@ -91,12 +90,26 @@ struct StageBarriers {
   uint64_t full[kStages];  // every feeding warp's rows, and the bytes of the tiles
   uint64_t free[kStages];  // its readers are done
 
-  __device__ __forceinline__ void init(int readers) {
+  __device__ __forceinline__ void init(int feeding_warps, int readers) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(&full[i], kFeedingWarps + 1);
+      ptx::mbarrier_init(&full[i], feeding_warps + 1);
       ptx::mbarrier_init(&free[i], readers);
     }
-    ptx::mbarrier_init_fence();
+  }
+};
+
+// What a warpgroup's columns of a chunk leave by, one warp for each warpgroup: the chain does not wait for its stores.
+template <int kGroups>
+struct StoreBarriers {
+  uint64_t state_full[kGroups], state_free[kGroups];  // the staging of a state
+  uint64_t tokens_full[kGroups];                      // rows of a stage; the storing warp frees the stage
+
+  __device__ __forceinline__ void init() {
+    for (int i = 0; i < kGroups; ++i) {
+      ptx::mbarrier_init(&state_full[i], 4);
+      ptx::mbarrier_init(&state_free[i], 1);
+      ptx::mbarrier_init(&tokens_full[i], 4);
+    }
   }
 };
 
@@ -167,14 +180,16 @@ __device__ __forceinline__ void stage_state(char* staging, const uint32_t (&stat
   }
 }
 
-// By one thread, behind a barrier of the warpgroup.
+// By one thread, behind a barrier of the warpgroup; returns when the staging has been read.
 __device__ __forceinline__ void store_staged_state(char* global_tile, const char* staging, int first_column) {
+  ptx::fence_async_shared();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     ptx::bulk_store(global_tile + i * kStateBlockBytes + first_column * 128, staging + i * kHalfStateBlockBytes,
                     kHalfStateBlockBytes);
   }
   ptx::bulk_commit();
+  ptx::bulk_wait_read<0>();
 }
 
 // Puts the warp's 16 value columns of all tokens into a block of 64 columns of a token tile.

@@ -5,8 +5,10 @@
 
 namespace cake::gdn {
 
-// The chains: one or two warpgroups of 64 value columns and one that feeds them. The structs live with the kernels, which assert these.
-CAKE_HOST_DEVICE constexpr int backward_chain_sm90_threads(int groups) { return 128 * (groups + 1); }
+// The chains: one or two warpgroups of 64 value columns, and one that feeds them and stores what they make, or one for each. The structs
+// live with the kernels, which assert these.
+CAKE_HOST_DEVICE constexpr int reverse_chain_sm90_threads(int groups) { return 128 * (groups + 2); }
+CAKE_HOST_DEVICE constexpr int chunk_states_sm90_threads(int groups) { return 128 * (groups + 1); }
 CAKE_HOST_DEVICE constexpr uint32_t reverse_chain_sm90_smem_bytes(int groups) { return groups == 2 ? 232448u : 191488u; }
 CAKE_HOST_DEVICE constexpr uint32_t chunk_states_sm90_smem_bytes(int groups) { return groups == 2 ? 200704u : 151552u; }
 

@@ -6,9 +6,10 @@
 // A segment's later half runs first and leaves its gradient in FP32 in the cut's slot, from which the earlier half goes on: a cut moves no
 // bit. P is made from Q and K by the feeding warpgroup. What dV' loses in BF16 is added to dR: T's diagonal is 1. Rows of dv whose beta is
 // too small to divide by hold dR, see ReverseParams.
-// barriers  full[stage]: rows and tiles arrived, P made; free[stage]: every consuming warp is past the stage
-//           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read | dv staged in dO's place; 3: the feeding warpgroup's rows
-//           arrived
+// warps   one or two warpgroups that run the chain, one that feeds them, and one whose first warps store dS1 and dv of a warpgroup each
+// barriers  full[stage]: rows and tiles arrived, P made; free[stage]: every consuming warp is past the stage, and dv has left it
+//           state_full, tokens_full: a warpgroup's dS1 is staged; dv is in dO's place
+//           named 1, 2: a warpgroup has read dO; 3: the feeding warpgroup's rows arrived
 #pragma once
 
 #include "cake/gdn/sm90/backward_chain.cuh"
@@ -31,6 +32,7 @@ struct ReverseSmem {
   char staging[kGroups][2 * kHalfStateBlockBytes];
   alignas(128) float scalars[kStages][kStageScalars][kChunk];
   StageBarriers<kStages> barriers;
+  StoreBarriers<kGroups> stores;
 };
 static_assert(sizeof(ReverseSmem<2>) == reverse_chain_sm90_smem_bytes(2) && sizeof(ReverseSmem<1>) == reverse_chain_sm90_smem_bytes(1));
 
@@ -138,16 +140,49 @@ __device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const R
   }
 }
 
+// By a warp: dS1 and dv of a warpgroup's columns.
+template <int kGroups>
+__device__ __forceinline__ void store_gradients(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int group,
+                                                int lane) {
+  const int group_column = work.first_column + 64 * group;
+  Turn<ReverseSmem<kGroups>::kStages> turn;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int chunk = work.last_chunk(); chunk >= work.half.first; --chunk, turn.advance(), parity ^= 1) {
+    ptx::mbarrier_wait(&smem.stores.state_full[group], parity);
+    if (lane == 0) {
+      store_staged_state(p.exit_gradients + work.tile(p.part, p.heads, chunk) * kStateTileBytes, smem.staging[group], group_column);
+      ptx::mbarrier_arrive(&smem.stores.state_free[group]);
+    }
+    const char* const from = smem.stage[turn.stage].grad_o[group];
+    const int tokens = work.tokens_of(chunk);
+    const int64_t row_bytes = 2 * p.grad_v.token_stride;
+    char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column + (lane >> 3) * row_bytes +
+               16 * (lane & 7);
+    ptx::mbarrier_wait(&smem.stores.tokens_full[group], parity);
+#pragma unroll 4
+    for (int row = lane >> 3; row < tokens; row += 4, to += 4 * row_bytes) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + tile::unit_offset<kChunk>(row, lane & 7));
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
+  }
+  if (lane == 0) ptx::bulk_wait<0>();
+}
+
 template <Reverse kUse, int kGroups>
 __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int group,
                                             int warp_in_group, int lane) {
   using Smem = ReverseSmem<kGroups>;
-  const LaneOffsets offsets(lane);
-  const int c = lane & 3, block = warp_in_group, thread = 32 * block + lane;
+  const int c = lane & 3, block = warp_in_group;
+  // Made again where they are used: the chain has no register to spare.
+  auto offsets = [&] {
+    int same = lane;
+    asm volatile("" : "+r"(same));
+    return LaneOffsets(same);
+  };
   const int group_column = work.first_column + 64 * group, first_column = group_column + 16 * block;
-  const bool leads = thread == 0;
   char* const staging = smem.staging[group];
-  auto group_barrier = [&] { ptx::named_barrier_sync(1 + group, kWarpgroupThreads); };
 
   State state;
 #pragma unroll
@@ -169,6 +204,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   const bool has_final = p.grad_final.data && work.segment.last() && !work.forgets;
   const bool wants_initial = p.grad_initial.data && work.segment.first();
   Turn<Smem::kStages> turn;
+  uint32_t state_parity = 1;
 #pragma unroll 1
   for (int chunk = work.last_chunk(); chunk >= work.half.first; --chunk) {
     auto& stage = smem.stage[turn.stage];
@@ -214,13 +250,15 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     }
 
     if constexpr (kUse == Reverse::kGradients) {
-      if (leads) ptx::bulk_wait_read<0>();
-      group_barrier();
-      stage_state(staging, packed, block, offsets);
+      ptx::mbarrier_wait(&smem.stores.state_free[group], state_parity);
+      state_parity ^= 1;
+      stage_state(staging, packed, block, offsets());
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.stores.state_full[group]);
     }
 
     uint32_t operand[16];
-    load_tokens(operand, grad_o, block, offsets);
+    load_tokens(operand, grad_o, block, offsets());
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 gamma = pair_of(scalars[kGamma], i, c);
@@ -228,13 +266,6 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
                                   __fmul_rn(__fmul_rn(p.scale, gamma.y), ptx::high_bf16(operand[i])));
     }
     if constexpr (kGroups == 2) scale_state(state, scalars[kGamma][kChunk - 1]);
-    if constexpr (kUse == Reverse::kGradients) {
-      ptx::fence_async_shared();
-      group_barrier();
-      if (leads) {
-        store_staged_state(p.exit_gradients + work.tile(p.part, p.heads, chunk) * kStateTileBytes, staging, group_column);
-      }
-    }
 
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
@@ -243,7 +274,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
       // The gradient of an initial state keeps FP32's digits of its largest part: the low words of gamma dO, too.
       if (wants_initial && chunk == work.segment.first_chunk) {
         uint32_t low[16];
-        load_tokens(low, grad_o, block, offsets);
+        load_tokens(low, grad_o, block, offsets());
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const float2 gamma = pair_of(scalars[kGamma], i, c);
@@ -305,19 +336,10 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
           grad_v[i] = ptx::pack_bf16(low ? y[2 * i] : __fmul_rn(beta.x, y[2 * i]), high ? y[2 * i + 1] : __fmul_rn(beta.y, y[2 * i + 1]));
         }
       }
-      group_barrier();
-      stage_tokens(grad_o, grad_v, block, offsets);
-      group_barrier();
-      char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column;
-      const int tokens = work.tokens_of(chunk);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = 16 * i + (thread >> 3), unit = thread & 7;
-        if (row < tokens) {
-          *reinterpret_cast<uint4*>(to + row * 2 * p.grad_v.token_stride + 16 * unit) =
-              *reinterpret_cast<const uint4*>(grad_o + tile::unit_offset<kChunk>(row, unit));
-        }
-      }
+      ptx::named_barrier_sync(1 + group, kWarpgroupThreads);
+      stage_tokens(grad_o, grad_v, block, offsets());
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.stores.tokens_full[group]);
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);
@@ -325,7 +347,6 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
     turn.advance();
   }
-  if (leads) ptx::bulk_wait<0>();
   if constexpr (kUse == Reverse::kPairs) {
     store_state(state, p.segment_exits + slot_offset(work.segment, p.heads, p.slots_per_row, work.head), 1, kHeadDim, first_column, lane);
   } else if (!work.begins_segment()) {
@@ -350,14 +371,22 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
       work.forgets = true;
     }
   }
-  if (threadIdx.x == 0) smem.barriers.init(4 * kGroups);
+  if (threadIdx.x == 0) {
+    smem.barriers.init(4, (kUse == Reverse::kGradients ? 5 : 4) * kGroups);
+    smem.stores.init();
+    ptx::mbarrier_init_fence();
+  }
   __syncthreads();
   if (warp < 4 * kGroups) {
-    ptx::take_registers<208>();
+    ptx::take_registers<200>();
     run_reverse<kUse, kGroups>(smem, p, work, warp >> 2, warp & 3, lane);
-  } else {
+  } else if (warp < 4 * kGroups + 4) {
     ptx::give_registers<88>();
     feed_reverse<kGroups>(smem, p, work, threadIdx.x - kWarpgroupThreads * kGroups);
+  } else {
+    ptx::give_registers<24>();
+    const int group = warp - 4 * kGroups - 4;
+    if (kUse == Reverse::kGradients && group < kGroups) store_gradients<kGroups>(smem, p, work, group, lane);
   }
 }
 

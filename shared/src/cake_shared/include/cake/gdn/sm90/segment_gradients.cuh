@@ -7,7 +7,7 @@
 // of a segment's first chunks multiply to less than 2^-100 (kForgottenLog2), a gradient behind them counts as gone: Y is theirs alone.
 // reads   q, k, dO, T, scalars, gradients of the final states
 // writes  Y into the segment's slot
-extern "C" __global__ void __launch_bounds__(384, 1)
+extern "C" __global__ void __launch_bounds__(512, 1)
     segment_gradients_sm90(const __grid_constant__ cake::gdn::ReverseParams p) {
   using namespace cake::gdn::sm90;
   cake::gdn::begin_stage();

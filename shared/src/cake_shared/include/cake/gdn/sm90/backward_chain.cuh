@@ -99,16 +99,16 @@ struct StageBarriers {
 };
 
 // What a warpgroup's columns of a chunk leave by, one warp for each warpgroup: the chain does not wait for its stores.
-template <int kGroups>
+template <int kGroups, int kStages>
 struct StoreBarriers {
   uint64_t state_full[kGroups], state_free[kGroups];  // the staging of a state
-  uint64_t tokens_full[kGroups];                      // rows of a stage; the storing warp frees the stage
+  uint64_t tokens_full[kGroups][kStages];             // rows in their stage, which the storing warp frees
 
   __device__ __forceinline__ void init() {
-    for (int i = 0; i < kGroups; ++i) {
-      ptx::mbarrier_init(&state_full[i], 4);
-      ptx::mbarrier_init(&state_free[i], 1);
-      ptx::mbarrier_init(&tokens_full[i], 4);
+    for (int group = 0; group < kGroups; ++group) {
+      ptx::mbarrier_init(&state_full[group], 4);
+      ptx::mbarrier_init(&state_free[group], 1);
+      for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(&tokens_full[group][i], 4);
     }
   }
 };

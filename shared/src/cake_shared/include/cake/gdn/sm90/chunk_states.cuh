@@ -27,7 +27,7 @@ struct StatesSmem {
   char staging[kGroups][2 * kHalfStateBlockBytes];
   alignas(128) float scalars[kStages][kStageScalars][kChunk];
   StageBarriers<kStages> barriers;
-  StoreBarriers<kGroups> stores;
+  StoreBarriers<kGroups, kStages> stores;
 };
 static_assert(sizeof(StatesSmem<2>) <= chunk_states_sm90_smem_bytes(2) && sizeof(StatesSmem<1>) <= chunk_states_sm90_smem_bytes(1));
 
@@ -61,9 +61,9 @@ template <int kGroups>
 __device__ __forceinline__ void store_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int group) {
   const int group_column = work.first_column + 64 * group;
   Turn<StatesSmem<kGroups>::kStages> turn;
-  uint32_t parity = 0, state_parity = 0;
+  uint32_t state_parity = 0;
 #pragma unroll 1
-  for (int chunk = work.segment.first_chunk; chunk <= work.last_chunk(); ++chunk, turn.advance(), parity ^= 1) {
+  for (int chunk = work.segment.first_chunk; chunk <= work.last_chunk(); ++chunk, turn.advance()) {
     const bool stores = chunk >= work.half.first;
     const int64_t record = work.tile(p.part, p.heads, chunk);
     if (stores) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void store_states(StatesSmem<kGroups>& smem, const Ch
       ptx::mbarrier_arrive(&smem.stores.state_free[group]);
       state_parity ^= 1;
     }
-    ptx::mbarrier_wait(&smem.stores.tokens_full[group], parity);
+    ptx::mbarrier_wait(&smem.stores.tokens_full[group][turn.stage], turn.parity);
     if (stores) {
       ptx::fence_async_shared();
       ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, smem.stage[turn.stage].v[group], kBlockBytes);
@@ -171,7 +171,7 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&smem.stores.tokens_full[group]);
+    if (lane == 0) ptx::mbarrier_arrive(&smem.stores.tokens_full[group][turn.stage]);
     turn.advance();
   }
 }

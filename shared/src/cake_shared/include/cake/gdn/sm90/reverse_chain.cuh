@@ -32,7 +32,7 @@ struct ReverseSmem {
   char staging[kGroups][2 * kHalfStateBlockBytes];
   alignas(128) float scalars[kStages][kStageScalars][kChunk];
   StageBarriers<kStages> barriers;
-  StoreBarriers<kGroups> stores;
+  StoreBarriers<kGroups, kStages> stores;
 };
 static_assert(sizeof(ReverseSmem<2>) == reverse_chain_sm90_smem_bytes(2) && sizeof(ReverseSmem<1>) == reverse_chain_sm90_smem_bytes(1));
 
@@ -159,7 +159,7 @@ __device__ __forceinline__ void store_gradients(ReverseSmem<kGroups>& smem, cons
     const int64_t row_bytes = 2 * p.grad_v.token_stride;
     char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column + (lane >> 3) * row_bytes +
                16 * (lane & 7);
-    ptx::mbarrier_wait(&smem.stores.tokens_full[group], parity);
+    ptx::mbarrier_wait(&smem.stores.tokens_full[group][turn.stage], turn.parity);
 #pragma unroll 4
     for (int row = lane >> 3; row < tokens; row += 4, to += 4 * row_bytes) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + tile::unit_offset<kChunk>(row, lane & 7));
@@ -339,7 +339,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
       ptx::named_barrier_sync(1 + group, kWarpgroupThreads);
       stage_tokens(grad_o, grad_v, block, offsets());
       __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(&smem.stores.tokens_full[group]);
+      if (lane == 0) ptx::mbarrier_arrive(&smem.stores.tokens_full[group][turn.stage]);
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);

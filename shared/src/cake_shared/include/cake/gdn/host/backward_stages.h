@@ -62,8 +62,16 @@ inline void launch_token_gradients(const RuleCall& call, const TokenGradientsPar
   const int64_t items = int64_t{half_chunks(t.part.half, static_cast<int32_t>(call.pack.chunks))} * t.part.key_heads;
 #if CAKE_HAS_SM90
   if (call.native()) {
+    if (call.pack.tokens == 0) return;
+    auto map = [&](const char* name, const TokenRows& rows, int64_t heads) {
+      return rows.token_stride == 0 ? host::TensorMap{} : map_rows(name, rows, call.pack, heads);
+    };
+    const int64_t key_heads = call.heads.key_heads, value_heads = call.heads.value_heads;
     return launch_stage(CAKE_KERNEL_REF(token_gradients_sm90), std::min(items, multiprocessors), kTokenGradientsSm90Threads,
-                        kTokenGradientsSm90SmemBytes, call.stream, t);
+                        kTokenGradientsSm90SmemBytes, call.stream,
+                        MappedTokenGradientsParams{t, map("q", t.q, key_heads), map("k", t.k, key_heads), map("d_o", t.grad_o, value_heads),
+                                                   map("dv", t.grad_v, value_heads), map("dq", t.grad_q, key_heads),
+                                                   map("dk", t.grad_k, key_heads)});
   }
 #endif
 #if CAKE_GDN_HAS_PORTABLE

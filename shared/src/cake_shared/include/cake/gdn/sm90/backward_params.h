@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cake/gdn/rule_params.h"
+#include "cake/host/tensor_map_value.h"
 
 namespace cake::gdn {
 
@@ -19,9 +20,15 @@ inline constexpr float kDeferredBelow = 0x1p-40f;
 inline constexpr int kTokenGradientsSm90Threads = 512;
 inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 230400;
 
+// The maps are those of MappedChainParams; dO of which one row stands for all has none.
+struct MappedTokenGradientsParams {
+  TokenGradientsParams gradients;
+  host::TensorMap q, k, grad_o, grad_v, grad_q, grad_k;
+};
+
 }  // namespace cake::gdn
 
 CAKE_DECLARE_KERNEL(chunk_states_sm90, cake::gdn::ChainParams)
 CAKE_DECLARE_KERNEL(segment_gradients_sm90, cake::gdn::ReverseParams)
 CAKE_DECLARE_KERNEL(value_gradients_sm90, cake::gdn::ReverseParams)
-CAKE_DECLARE_KERNEL(token_gradients_sm90, cake::gdn::TokenGradientsParams)
+CAKE_DECLARE_KERNEL(token_gradients_sm90, cake::gdn::MappedTokenGradientsParams)

@@ -48,13 +48,6 @@ __device__ __forceinline__ uint32_t arrived(Smem& smem, const Tiles& tiles, int 
   return ptx::shared_address(smem.slot[0]) + tiles.slot(tile) * kSlotBytes;
 }
 
-// One thread of each warp of products says that the warp is past a slot. The warps that make dP and M say it too, of the slots that they
-// read longer than the products with dP and M of an earlier head wait for them; of the others half of the warps of products count double.
-__device__ __forceinline__ void release_slot(Smem& smem, int slot, bool alone, const Place& at) {
-  ptx::mbarrier_arrive(&smem.slot_free[slot]);
-  if (alone && at.half == 0) ptx::mbarrier_arrive(&smem.slot_free[slot]);
-}
-
 // Makes dP and M of all items, by one warpgroup.
 __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& p, const Place& place) {
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
@@ -122,7 +115,7 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_keep(y);
       __syncwarp();
       if (at.lane == 0) {
-        for (int tile : {kGradO, kGradV, kWrites}) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
+        for (int tile : {kGradO, kGradV, kWrites}) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)], place.block == 0 ? 2 : 1);
       }
       ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
       PairTerms pairs;
@@ -145,7 +138,8 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
 }
 
 // One warpgroup's share of all items: its half of the columns of dQ and dK.
-__device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParams& p, const Place& place) {
+__device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradientsParams& m, const Place& place) {
+  const TokenGradientsParams& p = m.gradients;
   const uint32_t attention_grad = ptx::shared_address(smem.attention_grad);
   const uint32_t interaction_grad = ptx::shared_address(smem.interaction_grad);
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
@@ -168,22 +162,22 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       const uint32_t k_columns = slots + tiles.k_slot() * kSlotBytes + at.half * kBlockBytes;
       const uint32_t q_columns = slots + tiles.q_slot() * kSlotBytes + at.half * kBlockBytes;
       auto release = [&](int tile) {
-        if (at.lane == 0) release_slot(smem, tiles.slot(tile), tile > kWrites, at);
+        if (at.lane == 0) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
       };
       Sums& sums = smem.sums[head & 1];
       const auto& scalars = smem.scalars[stage];
       Fragment z, w;
 
       const uint32_t grad_o = arrived(smem, tiles, kGradO);
-      const uint32_t entry[2] = {arrived(smem, tiles, kEntryState), arrived(smem, tiles, kEntryState + 1)};
+      const uint32_t entry = arrived(smem, tiles, kEntryState + at.half);
       ptx::wgmma_keep(w);
       ptx::wgmma_fence();
-      rows_times_state(w, grad_o, at.half ? entry[1] : entry[0]);
+      rows_times_state(w, grad_o, entry);
       ptx::wgmma_commit();
       const uint32_t grad_v = arrived(smem, tiles, kGradV);
       ptx::wgmma_keep(z);
       ptx::wgmma_fence();
-      rows_times_state(z, grad_v, at.half ? entry[1] : entry[0]);
+      rows_times_state(z, grad_v, entry);
       ptx::wgmma_commit();
 
       const Rows gamma = of_rows(scalars[kGamma], at.row);
@@ -199,18 +193,16 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       }
 
       const uint32_t writes = arrived(smem, tiles, kWrites);
-      const uint32_t exit[2] = {arrived(smem, tiles, kExitGrad), arrived(smem, tiles, kExitGrad + 1)};
+      const uint32_t exit = arrived(smem, tiles, kExitGrad + at.half);
       ptx::wgmma_keep(w);
       ptx::wgmma_fence();
-      rows_times_state(w, writes, at.half ? exit[1] : exit[0]);
+      rows_times_state(w, writes, exit);
       ptx::wgmma_commit();
 
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(z);
       release(kGradV);
-      const float states = state_dot(exit, entry, at, offsets);
-      if (at.lane == 0) sums.state_dot[at.warp] = states;
-      __syncwarp();
+      arrived(smem, tiles, kEntryState + 1 - at.half);  // the other half's, which this one says to be past, too
       release(kEntryState);
       release(kEntryState + 1);
       const Rows from_row = from_rows(scalars[kBeta], at.row);
@@ -225,6 +217,7 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       }
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(w);
+      arrived(smem, tiles, kExitGrad + 1 - at.half);
       release(kWrites);
       release(kExitGrad);
       release(kExitGrad + 1);
@@ -274,12 +267,54 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
     }
     // All four warps are past this half's columns of K and Q, which carry dK and dQ out.
     ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);
-    store_gradient(grad_q, q_block, p.grad_q, first, tokens, key_head, at, offsets);
-    store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
+    stage_gradient(grad_q, q_block, at, offsets);
+    stage_gradient(grad_k, k_block, at, offsets);
+    if (tokens == kChunk) {
+      ptx::fence_async_shared();
+      ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);
+      if (at.block == 0 && at.lane == 0) {
+        const int32_t to[4] = {64 * at.half, key_head, first.token, first.row};
+        ptx::tensor_store(&m.grad_q, to, q_block);
+        ptx::tensor_store(&m.grad_k, to, k_block);
+        ptx::bulk_commit();
+        ptx::bulk_wait_read<0>();
+      }
+    } else {
+      __syncwarp();
+      store_gradient_rows(q_block, p.grad_q, first, tokens, key_head, at);
+      store_gradient_rows(k_block, p.grad_k, first, tokens, key_head, at);
+    }
     __syncwarp();
     if (at.lane == 0) {
-      release_slot(smem, item.k_slot, true, at);
-      release_slot(smem, item.q_slot, true, at);
+      for (int slot : {item.k_slot, item.q_slot}) ptx::mbarrier_arrive(&smem.slot_free[slot], at.warp == 0 ? 1 + kOtherReaders : 1);
+    }
+  }
+  if (place.block == 0 && place.lane == 0) ptx::bulk_wait<0>();
+}
+
+// <dS1, S0> of all heads, by one warp.
+__device__ __forceinline__ void dot_states(Smem& smem, int group, int lane) {
+  const uint32_t items = blockIdx.x < smem.items ? (smem.items - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  const LaneOffsets offsets(lane);
+#pragma unroll 1
+  for (uint32_t head = 0; head < items * group; ++head) {
+    const int stage = head % kScalarStages;
+    ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
+    const Tiles tiles = smem.tiles[stage];
+    const uint32_t entry[2] = {arrived(smem, tiles, kEntryState), arrived(smem, tiles, kEntryState + 1)};
+    const uint32_t exit[2] = {arrived(smem, tiles, kExitGrad), arrived(smem, tiles, kExitGrad + 1)};
+    ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
+    float* const sums = smem.sums[head & 1].state_dot;
+#pragma unroll 1
+    for (int block = 0; block < kHeadDim / 16; ++block) {
+      const float sum = state_dot(exit, entry, 16 * block, offsets, lane);
+      if (lane == 0) sums[block] = sum;
+    }
+    __syncwarp();
+    if (lane == 0) {
+      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(kEntryState + i)], kOtherReaders);
+      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(kExitGrad + i)], kOtherReaders);
+      ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
     }
   }
 }
@@ -287,10 +322,11 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
 }  // namespace cake::gdn::sm90
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    token_gradients_sm90(const __grid_constant__ cake::gdn::TokenGradientsParams p) {
+    token_gradients_sm90(const __grid_constant__ cake::gdn::MappedTokenGradientsParams m) {
   using namespace cake::gdn;
   using namespace cake::gdn::sm90;
   begin_stage();
+  const TokenGradientsParams& p = m.gradients;
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   static_assert(sizeof(Smem) == kTokenGradientsSm90SmemBytes && kThreads == kTokenGradientsSm90Threads);
   const int warp = warp_index(), lane = threadIdx.x & 31;
@@ -300,18 +336,18 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   }
   __syncthreads();
   if (warp < kProductWarps) {
-    ptx::take_registers<168>();
-    accumulate(smem, p, Place::place_in(warp, lane));
-  } else if (warp < kTileWarp) {
+    ptx::take_registers<160>();
+    accumulate(smem, m, Place::place_in(warp, lane));
+  } else if (warp < kFeedWarp) {
     ptx::take_registers<136>();
     prepare(smem, p, Place::place_in(warp - kProductWarps, lane));
   } else {
-    ptx::give_registers<40>();
-    if (warp == kTileWarp) {
-      if (lane == 0) feed_tiles(smem, p);
-    } else if (warp < kFinishWarp) {
-      feed_rows(smem, p, warp == kValueRowWarp, lane);
-    } else {
+    ptx::give_registers<56>();
+    if (warp == kFeedWarp) {
+      feed(smem, m, lane);
+    } else if (warp == kStateWarp) {
+      dot_states(smem, p.heads.group, lane);
+    } else if (warp == kFinishWarp) {
       finish_heads(smem, p, lane);
     }
   }

@@ -26,12 +26,13 @@ namespace cake::gdn::sm90 {
 
 // The CTA's nth item and the slots of its K and Q, when they are there.
 struct ItemRows {
-  int first_token, tokens, key_head;
+  TokenPlace first;
+  int tokens, key_head;
   int k_slot, q_slot;
 };
 __device__ __forceinline__ ItemRows rows_of(const Smem& smem, uint32_t nth) {
   const int4 rows = smem.rows[nth % kRowStages];
-  return {rows.x, rows.y, rows.z, rows.w & 15, rows.w >> 4 & 15};
+  return {{rows.x, rows.y}, rows.z & 0x7f, rows.z >> 7, rows.w & 15, rows.w >> 4 & 15};
 }
 __device__ __forceinline__ ItemRows wait_rows(Smem& smem, uint32_t nth) {
   ptx::mbarrier_wait(&smem.rows_full[nth % kRowStages], nth / kRowStages & 1);
@@ -51,9 +52,9 @@ __device__ __forceinline__ uint32_t arrived(Smem& smem, const Tiles& tiles, int 
 // Makes dP and M of all items, by one warpgroup.
 __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& p, const Place& place) {
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
-  uint32_t head = 0, nth = 0;
+  uint32_t head = 0;
 #pragma unroll 1
-  for (uint32_t index = blockIdx.x; index < smem.items; index += gridDim.x, ++nth) {
+  for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < smem.items; ++nth) {
     const ItemRows rows = wait_rows(smem, nth);
     const uint32_t k_tile = slots + rows.k_slot * kSlotBytes, q_tile = slots + rows.q_slot * kSlotBytes;
     Products query_key;
@@ -78,6 +79,13 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       }
     }
 
+    Values values;  // of the first half of the columns; asked for before the sums of the head before
+    auto ask_values = [&](Values& to, int member, int half, const Place& at) {
+      const ItemRows item = rows_of(smem, nth);
+      load_values(to, p.v, item.first, item.tokens, item.key_head * p.heads.group + member, half,
+                  at);
+    };
+    ask_values(values, 0, 0, place.again());
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
       const Place at = place.again();
@@ -87,13 +95,8 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       const Tiles tiles = smem.tiles[stage];
       const auto& scalars = smem.scalars[stage];
       Sums& sums = smem.sums[head & 1];
-      const ItemRows item = rows_of(smem, nth);
-      Values values[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        load_values(values[half], p.v, place_of(item.first_token, p.heads.tokens_per_row), item.tokens,
-                    item.key_head * p.heads.group + member, half, at);
-      }
+      Values more;
+      ask_values(more, member, 1, at);
       const uint32_t grad_o = arrived(smem, tiles, kGradO), grad_v = arrived(smem, tiles, kGradV);
       const uint32_t writes = arrived(smem, tiles, kWrites);
       Fragment x, y;
@@ -103,8 +106,8 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_commit();
       ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
       const char* const grad_rows = smem.slot[tiles.slot(kGradV)];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) dot_values(sums.beta_value[half], grad_rows + half * kBlockBytes, values[half], at);
+      dot_values(sums.beta_value[0], grad_rows, values, at);
+      dot_values(sums.beta_value[1], grad_rows + kBlockBytes, more, at);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
       rows_times_rows(y, grad_v, writes);
@@ -126,6 +129,7 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       __syncwarp();
       if (at.lane == 0) ptx::mbarrier_arrive(&smem.matrices_full);
 
+      if (member + 1 < p.heads.group) ask_values(values, member + 1, 0, at);  // which the sums hide
       if (at.c == 0) {
         sums.beta_matrix[at.row] = row_sums.x;
         sums.beta_matrix[at.row + 8] = row_sums.y;
@@ -254,7 +258,7 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
     const ItemRows item = rows_of(smem, nth);
     char* const k_block = smem.slot[item.k_slot] + at.half * kBlockBytes;
     char* const q_block = smem.slot[item.q_slot] + at.half * kBlockBytes;
-    const TokenPlace first = place_of(item.first_token, p.heads.tokens_per_row);
+    const TokenPlace first = item.first;
     const int tokens = item.tokens, key_head = item.key_head;
     if (p.q_reciprocal) {
       const int64_t first_row = (int64_t{first.row} * p.heads.tokens_per_row + first.token) * p.heads.key_heads + key_head;

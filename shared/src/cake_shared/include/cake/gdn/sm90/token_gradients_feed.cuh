@@ -29,13 +29,11 @@ __device__ __forceinline__ void feed_rows(Smem& smem, int slot, uint32_t parity,
     }
     return;
   }
-  const int unit = lane & 15;
-  const char* const first = row_pointer(rows, at, head) + 16 * unit;
 #pragma unroll 1
   for (int row = lane >> 4; row < kChunk; row += 2) {
     const bool valid = row < tokens;
-    ptx::cp_async_16(ptx::shared_address(smem.slot[slot]) + tile::unit_offset<kChunk>(row, unit),
-                     valid ? first + row * 2 * rows.token_stride : first, valid);
+    const char* const from = row_pointer(rows, {at.row, at.token + (valid ? row : 0)}, head) + 16 * (lane & 15);
+    ptx::cp_async_16(ptx::shared_address(smem.slot[slot]) + tile::unit_offset<kChunk>(row, lane & 15), from, valid);
   }
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
@@ -57,11 +55,14 @@ __device__ __forceinline__ void feed(Smem& smem, const MappedTokenGradientsParam
     feed_rows(smem, rows.slot(0), rows.parity(0), p.k, m.k, at, item.tokens, item.key_head, lane);
     feed_rows(smem, rows.slot(1), rows.parity(1), p.q, m.q, at, item.tokens, item.key_head, lane);
     if (lane == 0) {
-      smem.rows[nth % kRowStages] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots | rows.parities << 8);
+      smem.rows[nth % kRowStages] = make_int4(at.row, at.token, item.tokens | item.key_head << 7, rows.slots | rows.parities << 8);
       ptx::mbarrier_arrive(&smem.rows_full[nth % kRowStages]);
     }
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
+      int first_token = item.first_token;
+      asm volatile("" : "+r"(first_token));  // or addresses of the item would take registers that the warp does not have
+      const TokenPlace at = place_of(first_token, p.heads.tokens_per_row);
       const Tiles tiles = order.next_head();
       const int value_head = item.key_head * p.heads.group + member, stage = head % kScalarStages;
       ptx::mbarrier_wait(&smem.scalars_free[stage], (head / kScalarStages & 1) ^ 1);
@@ -76,18 +77,17 @@ __device__ __forceinline__ void feed(Smem& smem, const MappedTokenGradientsParam
       prefetch_values(p.v, at, item.tokens, value_head, lane);
       if (lane == 0) {
         const int64_t tile = p.part.tile(p.heads.group, item.tile_record, value_head);
-        const char* const from[] = {p.writes + tile * kTokenTileBytes,
-                                    p.entry_states + tile * kStateTileBytes,
-                                    p.entry_states + tile * kStateTileBytes + kStateBlockBytes,
-                                    p.exit_gradients + tile * kStateTileBytes,
-                                    p.exit_gradients + tile * kStateTileBytes + kStateBlockBytes};
-#pragma unroll
-        for (int i = 0; i < kTiles - kWrites; ++i) {
-          const int slot = tiles.slot(kWrites + i);
-          ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(kWrites + i) ^ 1);
+        auto fill = [&](int i, const char* from) {
+          const int slot = tiles.slot(i);
+          ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(i) ^ 1);
           ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot], kSlotBytes);
-          ptx::bulk_load(smem.slot[slot], from[i], kSlotBytes, &smem.slot_full[slot]);
-        }
+          ptx::bulk_load(smem.slot[slot], from, kSlotBytes, &smem.slot_full[slot]);
+        };
+        fill(kWrites, p.writes + tile * kTokenTileBytes);
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) fill(kEntryState + i, p.entry_states + tile * kStateTileBytes + i * kStateBlockBytes);
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) fill(kExitGrad + i, p.exit_gradients + tile * kStateTileBytes + i * kStateBlockBytes);
       }
       __syncwarp();
     }

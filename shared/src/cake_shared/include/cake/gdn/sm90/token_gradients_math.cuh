@@ -23,8 +23,8 @@ struct Place {
   }
   // The same, but the compiler does not know it: what it makes of lanes then has registers no longer than it is used.
   __device__ __forceinline__ Place again() const {
-    int same_warp = warp, same_lane = lane;
-    asm volatile("" : "+r"(same_warp), "+r"(same_lane));
+    int same_warp = warp, same_lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(same_lane), "+r"(same_warp));
     return place_in(same_warp, same_lane);
   }
 };

@@ -90,7 +90,7 @@ struct Smem {
   uint4 key_key[kMatrixWarps * (kMatrixWarps + 1) / 2][32];  // K K^T, of each warp's rows the blocks of 16 columns up to the diagonal
   Sums sums[2];
   float normal_dots[2][2][kChunk];  // of q and k, where they were normalised
-  int4 rows[kRowStages];            // of K and Q: first token, tokens, key head, slots and their parities
+  int4 rows[kRowStages];            // of K and Q: row and token, tokens and key head, slots and their parities
   Tiles tiles[kScalarStages];       // of the heads whose scalars are there
   uint32_t items;                   // of all CTAs
   uint64_t slot_full[kSlots], slot_free[kSlots];

@@ -64,7 +64,7 @@ inline void launch_token_gradients(const RuleCall& call, const TokenGradientsPar
   if (call.native()) {
     if (call.pack.tokens == 0) return;
     auto map = [&](const char* name, const TokenRows& rows, int64_t heads) {
-      return rows.token_stride == 0 ? host::TensorMap{} : map_rows(name, rows, call.pack, heads);
+      return mappable(rows) ? map_rows(name, rows, call.pack, heads) : host::TensorMap{};
     };
     const int64_t key_heads = call.heads.key_heads, value_heads = call.heads.value_heads;
     return launch_stage(CAKE_KERNEL_REF(token_gradients_sm90), std::min(items, multiprocessors), kTokenGradientsSm90Threads,

@@ -20,7 +20,10 @@ inline constexpr float kDeferredBelow = 0x1p-40f;
 inline constexpr int kTokenGradientsSm90Threads = 512;
 inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 230400;
 
-// The maps are those of MappedChainParams; dO of which one row stands for all has none.
+// The maps are those of MappedChainParams. Rows that stand for several have none.
+CAKE_HOST_DEVICE constexpr bool mappable(const TokenRows& rows) {
+  return rows.row_stride != 0 && rows.token_stride != 0 && rows.head_stride != 0;
+}
 struct MappedTokenGradientsParams {
   TokenGradientsParams gradients;
   host::TensorMap q, k, grad_o, grad_v, grad_q, grad_k;

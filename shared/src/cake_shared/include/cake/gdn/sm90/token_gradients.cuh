@@ -10,13 +10,18 @@
 // for dbeta are of dR and N and not divided, and the warp that finishes the head puts dv into the row.
 //
 // Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers. A third one makes
-// dP and M, and what E and dR . V give, up to a head ahead of them. In a fourth, warp 12 fetches tiles by bulk copy, warp 13 copies rows of
-// K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 makes the sums over
-// tokens. Every sum has one order, whatever the grid.
-// barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
+// dP and M, and what E and dR . V give, up to a head ahead of them. In a fourth, warp 12 fetches everything but V into one ring of 16 KB
+// slots whose order follows the order of release, whole chunks by the copy engine and others row by row; warp 13 makes <dS1, S0>; warp 15
+// makes the sums over tokens. Every sum has one order, whatever the grid.
+//
+// The products with dP and M are the last of a head: all else of it hides how dP and M are made. They are made from their slots, so that
+// those are free before the products with dP and M of the head before are done.
+// barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (which slots K and Q have): arrived; *_free: their
+//           readers are done
 //           matrices_full: dP and M are there; matrices_free: the products with them are done
 //           sums_full[2] -> finishing warp -> sums_free[2]
-//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
+//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows of K and Q, and dQ and
+//           dK are in their place
 #pragma once
 
 #include "cake/gdn/sm90/token_gradients_feed.cuh"
@@ -24,7 +29,7 @@
 
 namespace cake::gdn::sm90 {
 
-// The CTA's nth item and the slots of its K and Q, when they are there.
+// The CTA's nth item and the slots of its K and Q; when they are there, by wait_rows.
 struct ItemRows {
   TokenPlace first;
   int tokens, key_head;
@@ -38,7 +43,7 @@ __device__ __forceinline__ ItemRows wait_rows(Smem& smem, uint32_t nth) {
   ptx::mbarrier_wait(&smem.rows_full[nth % kRowStages], nth / kRowStages & 1);
   const ItemRows item = rows_of(smem, nth);
   const int parities = smem.rows[nth % kRowStages].w >> 8;
-  ptx::mbarrier_wait(&smem.slot_full[item.k_slot], parities & 1);  // at once
+  ptx::mbarrier_wait(&smem.slot_full[item.k_slot], parities & 1);
   ptx::mbarrier_wait(&smem.slot_full[item.q_slot], parities >> 1 & 1);
   return item;
 }
@@ -79,7 +84,7 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       }
     }
 
-    Values values;  // of the first half of the columns; asked for before the sums of the head before
+    Values values;  // of the first half of the columns; within an item asked for a head ahead
     auto ask_values = [&](Values& to, int member, int half, const Place& at) {
       const ItemRows item = rows_of(smem, nth);
       load_values(to, p.v, item.first, item.tokens, item.key_head * p.heads.group + member, half,
@@ -237,7 +242,6 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
         ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
       }
 
-      // Last, so that making dP and M has all of the above to hide behind.
       ptx::mbarrier_wait(&smem.matrices_full, head & 1);
       ptx::wgmma_keep(grad_q);
       ptx::wgmma_keep(grad_k);

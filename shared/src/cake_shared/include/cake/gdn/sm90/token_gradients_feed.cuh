@@ -20,7 +20,7 @@ __device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPl
 __device__ __forceinline__ void feed_rows(Smem& smem, int slot, uint32_t parity, const TokenRows& rows, const host::TensorMap& map,
                                           TokenPlace at, int tokens, int head, int lane) {
   ptx::mbarrier_wait(&smem.slot_free[slot], parity ^ 1);
-  if (tokens == kChunk && rows.token_stride != 0) {
+  if (tokens == kChunk && mappable(rows)) {
     if (lane == 0) {
       ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot], kSlotBytes);
       for (int i = 0; i < 2; ++i) {

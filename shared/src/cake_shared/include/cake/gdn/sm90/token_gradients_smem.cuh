@@ -8,7 +8,7 @@ namespace cake::gdn::sm90 {
 inline constexpr int kThreads = 512;
 inline constexpr int kProductWarps = 8;  // warps 0 to 7: two warpgroups that accumulate dQ and dK
 inline constexpr int kMatrixWarps = 4;   // warps 8 to 11: one that makes dP and M
-enum HelperWarp : int { kFeedWarp = kProductWarps + kMatrixWarps, kStateWarp, kIdleWarp, kFinishWarp };
+enum HelperWarp : int { kFeedWarp = kProductWarps + kMatrixWarps, kStateWarp, kFinishWarp = kFeedWarp + 3 };
 
 // A value head brings these tiles, in the order in which they are first needed; an item brings K and Q before them.
 enum Tile : int { kGradO, kGradV, kWrites, kEntryState, kExitGrad = kEntryState + 2, kTiles = kExitGrad + 2 };

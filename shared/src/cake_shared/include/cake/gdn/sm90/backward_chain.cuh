@@ -98,7 +98,8 @@ struct StageBarriers {
   }
 };
 
-// What a warpgroup's columns of a chunk leave by, one warp for each warpgroup: the chain does not wait for its stores.
+// What a warpgroup's columns of a chunk leave by, one warp for each warpgroup: the chain does not wait for its stores. Those who stage
+// fence: a fence by the warp that stores would wait for the stores before.
 template <int kGroups, int kStages>
 struct StoreBarriers {
   uint64_t state_full[kGroups], state_free[kGroups];  // the staging of a state
@@ -180,16 +181,14 @@ __device__ __forceinline__ void stage_state(char* staging, const uint32_t (&stat
   }
 }
 
-// By one thread, behind a barrier of the warpgroup; returns when the staging has been read.
+// By one thread, behind a barrier of those who staged it.
 __device__ __forceinline__ void store_staged_state(char* global_tile, const char* staging, int first_column) {
-  ptx::fence_async_shared();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     ptx::bulk_store(global_tile + i * kStateBlockBytes + first_column * 128, staging + i * kHalfStateBlockBytes,
                     kHalfStateBlockBytes);
   }
   ptx::bulk_commit();
-  ptx::bulk_wait_read<0>();
 }
 
 // Puts the warp's 16 value columns of all tokens into a block of 64 columns of a token tile.

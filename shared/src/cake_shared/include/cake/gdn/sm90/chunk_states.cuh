@@ -62,24 +62,28 @@ __device__ __forceinline__ void store_states(StatesSmem<kGroups>& smem, const Ch
   const int group_column = work.first_column + 64 * group;
   Turn<StatesSmem<kGroups>::kStages> turn;
   uint32_t state_parity = 0;
+  int before = -1;  // the stage whose V' is on its way
 #pragma unroll 1
   for (int chunk = work.segment.first_chunk; chunk <= work.last_chunk(); ++chunk, turn.advance()) {
-    const bool stores = chunk >= work.half.first;
+    if (chunk < work.half.first) {
+      ptx::mbarrier_wait(&smem.stores.tokens_full[group][turn.stage], turn.parity);
+      ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
+      continue;
+    }
     const int64_t record = work.tile(p.part, p.heads, chunk);
-    if (stores) {
-      ptx::mbarrier_wait(&smem.stores.state_full[group], state_parity);
-      store_staged_state(p.entry_states + record * kStateTileBytes, smem.staging[group], group_column);
-      ptx::mbarrier_arrive(&smem.stores.state_free[group]);
-      state_parity ^= 1;
+    ptx::mbarrier_wait(&smem.stores.state_full[group], state_parity);
+    state_parity ^= 1;
+    store_staged_state(p.entry_states + record * kStateTileBytes, smem.staging[group], group_column);
+    if (before >= 0) {
+      ptx::bulk_wait_read<1>();
+      ptx::mbarrier_arrive(&smem.barriers.free[before]);
     }
     ptx::mbarrier_wait(&smem.stores.tokens_full[group][turn.stage], turn.parity);
-    if (stores) {
-      ptx::fence_async_shared();
-      ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, smem.stage[turn.stage].v[group], kBlockBytes);
-      ptx::bulk_commit();
-      ptx::bulk_wait_read<0>();
-    }
-    ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
+    ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, smem.stage[turn.stage].v[group], kBlockBytes);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<1>();
+    ptx::mbarrier_arrive(&smem.stores.state_free[group]);
+    before = turn.stage;
   }
   ptx::bulk_wait<0>();
 }
@@ -128,6 +132,7 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
       ptx::mbarrier_wait(&smem.stores.state_free[group], state_parity);
       state_parity ^= 1;
       stage_state(staging, packed, block, offsets);
+      ptx::fence_async_shared();
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(&smem.stores.state_full[group]);
     }
@@ -167,6 +172,7 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     if (stores) {
       __syncwarp();  // the warp has read its columns of V, which carry V' out
       stage_tokens(values, writes, block, offsets);
+      ptx::fence_async_shared();
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);

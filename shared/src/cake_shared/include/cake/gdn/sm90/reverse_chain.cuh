@@ -152,6 +152,7 @@ __device__ __forceinline__ void store_gradients(ReverseSmem<kGroups>& smem, cons
     ptx::mbarrier_wait(&smem.stores.state_full[group], parity);
     if (lane == 0) {
       store_staged_state(p.exit_gradients + work.tile(p.part, p.heads, chunk) * kStateTileBytes, smem.staging[group], group_column);
+      ptx::bulk_wait_read<0>();
       ptx::mbarrier_arrive(&smem.stores.state_free[group]);
     }
     const char* const from = smem.stage[turn.stage].grad_o[group];
@@ -253,6 +254,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
       ptx::mbarrier_wait(&smem.stores.state_free[group], state_parity);
       state_parity ^= 1;
       stage_state(staging, packed, block, offsets());
+      ptx::fence_async_shared();
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(&smem.stores.state_full[group]);
     }

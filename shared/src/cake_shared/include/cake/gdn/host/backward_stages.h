@@ -12,15 +12,29 @@ inline WavePart part_of_wave(const RuleCall& call, int64_t first, int64_t wave_k
   return {static_cast<int32_t>(first), static_cast<int32_t>(std::min(wave_key_heads, call.heads.key_heads - first)), half};
 }
 
+#if CAKE_HAS_SM90
+
+inline host::TensorMap map_if_mappable(const char* name, const TokenRows& rows, const Pack& pack, int64_t heads) {
+  return mappable(rows) ? map_rows(name, rows, pack, heads) : host::TensorMap{};
+}
+
+// Without tokens there is nothing to map, and nothing to do.
+inline void launch_reverse_chain(const RuleCall& call, host::KernelRef<MappedReverseParams> kernel, const ReverseParams& r, int64_t ctas) {
+  if (call.pack.tokens == 0) return;
+  const int groups = r.warps / kNarrowChainWarps;
+  launch_stage(kernel, ctas, reverse_chain_sm90_threads(groups), reverse_chain_sm90_smem_bytes(groups), call.stream,
+               MappedReverseParams{r, map_if_mappable("q", r.q, call.pack, call.heads.key_heads),
+                                   map_if_mappable("k", r.k, call.pack, call.heads.key_heads),
+                                   map_if_mappable("d_o", r.grad_o, call.pack, call.heads.value_heads)});
+}
+
+#endif
+
 // Y of the segments of long sequences.
 inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& r) {
   const int64_t ctas = chain_ctas(call, kHeadDim, r.warps);
 #if CAKE_HAS_SM90
-  if (call.native()) {
-    const int groups = r.warps / kNarrowChainWarps;
-    return launch_stage(CAKE_KERNEL_REF(segment_gradients_sm90), ctas, reverse_chain_sm90_threads(groups),
-                        reverse_chain_sm90_smem_bytes(groups), call.stream, r);
-  }
+  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(segment_gradients_sm90), r, ctas);
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(segment_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, false), call.stream, r);
@@ -30,11 +44,7 @@ inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& 
 inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r) {
   const int64_t ctas = chain_ctas(call, r.part.value_heads(call.heads.group), kHeadDim, r.warps);
 #if CAKE_HAS_SM90
-  if (call.native()) {
-    const int groups = r.warps / kNarrowChainWarps;
-    return launch_stage(CAKE_KERNEL_REF(value_gradients_sm90), ctas, reverse_chain_sm90_threads(groups),
-                        reverse_chain_sm90_smem_bytes(groups), call.stream, r);
-  }
+  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(value_gradients_sm90), r, ctas);
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(value_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, true), call.stream, r);
@@ -63,9 +73,7 @@ inline void launch_token_gradients(const RuleCall& call, const TokenGradientsPar
 #if CAKE_HAS_SM90
   if (call.native()) {
     if (call.pack.tokens == 0) return;
-    auto map = [&](const char* name, const TokenRows& rows, int64_t heads) {
-      return mappable(rows) ? map_rows(name, rows, call.pack, heads) : host::TensorMap{};
-    };
+    auto map = [&](const char* name, const TokenRows& rows, int64_t heads) { return map_if_mappable(name, rows, call.pack, heads); };
     const int64_t key_heads = call.heads.key_heads, value_heads = call.heads.value_heads;
     return launch_stage(CAKE_KERNEL_REF(token_gradients_sm90), std::min(items, multiprocessors), kTokenGradientsSm90Threads,
                         kTokenGradientsSm90SmemBytes, call.stream,

@@ -6,8 +6,8 @@
 
 namespace cake::gdn {
 
-// The chains: one or two warpgroups of 64 value columns, and one that feeds them and stores what they make, or one for each. The structs
-// live with the kernels, which assert these.
+// The chains: one or two warpgroups of 64 value columns, and one that loads and stores for them; the reverse one has another that makes P.
+// The structs live with the kernels, which assert these.
 CAKE_HOST_DEVICE constexpr int reverse_chain_sm90_threads(int groups) { return 128 * (groups + 2); }
 CAKE_HOST_DEVICE constexpr int chunk_states_sm90_threads(int groups) { return 128 * (groups + 1); }
 CAKE_HOST_DEVICE constexpr uint32_t reverse_chain_sm90_smem_bytes(int groups) { return groups == 2 ? 232448u : 191488u; }
@@ -24,6 +24,12 @@ inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 230400;
 CAKE_HOST_DEVICE constexpr bool mappable(const TokenRows& rows) {
   return rows.row_stride != 0 && rows.token_stride != 0 && rows.head_stride != 0;
 }
+
+struct MappedReverseParams {
+  ReverseParams reverse;
+  host::TensorMap q, k, grad_o;
+};
+
 struct MappedTokenGradientsParams {
   TokenGradientsParams gradients;
   host::TensorMap q, k, grad_o, grad_v, grad_q, grad_k;
@@ -32,6 +38,6 @@ struct MappedTokenGradientsParams {
 }  // namespace cake::gdn
 
 CAKE_DECLARE_KERNEL(chunk_states_sm90, cake::gdn::ChainParams)
-CAKE_DECLARE_KERNEL(segment_gradients_sm90, cake::gdn::ReverseParams)
-CAKE_DECLARE_KERNEL(value_gradients_sm90, cake::gdn::ReverseParams)
+CAKE_DECLARE_KERNEL(segment_gradients_sm90, cake::gdn::MappedReverseParams)
+CAKE_DECLARE_KERNEL(value_gradients_sm90, cake::gdn::MappedReverseParams)
 CAKE_DECLARE_KERNEL(token_gradients_sm90, cake::gdn::MappedTokenGradientsParams)

@@ -29,16 +29,7 @@ __device__ __forceinline__ void feed_rows(Smem& smem, int slot, uint32_t parity,
     }
     return;
   }
-#pragma unroll 1
-  for (int row = lane >> 4; row < kChunk; row += 2) {
-    const bool valid = row < tokens;
-    const char* const from = row_pointer(rows, {at.row, at.token + (valid ? row : 0)}, head) + 16 * (lane & 15);
-    ptx::cp_async_16(ptx::shared_address(smem.slot[slot]) + tile::unit_offset<kChunk>(row, lane & 15), from, valid);
-  }
-  ptx::cp_async_commit();
-  ptx::cp_async_wait<0>();
-  ptx::fence_async_shared();
-  __syncwarp();
+  copy_rows_slowly<16>(smem.slot[slot], rows, at, tokens, head, 0, lane);
   if (lane == 0) ptx::mbarrier_arrive(&smem.slot_full[slot]);
 }
 

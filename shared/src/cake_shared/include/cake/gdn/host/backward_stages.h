@@ -12,39 +12,53 @@ inline WavePart part_of_wave(const RuleCall& call, int64_t first, int64_t wave_k
   return {static_cast<int32_t>(first), static_cast<int32_t>(std::min(wave_key_heads, call.heads.key_heads - first)), half};
 }
 
+// Maps of what native programs read and write whole chunks of, made once a call.
+struct BackwardMaps {
+  host::TensorMap q, k, grad_o, grad_v, grad_q, grad_k;
+};
+
 #if CAKE_HAS_SM90
 
-inline host::TensorMap map_if_mappable(const char* name, const TokenRows& rows, const Pack& pack, int64_t heads) {
-  return mappable(rows) ? map_rows(name, rows, pack, heads) : host::TensorMap{};
+inline BackwardMaps map_backward(const RuleCall& call, const ReverseParams& r, const TokenGradientsParams& t) {
+  if (!call.native() || call.pack.tokens == 0) return {};
+  auto map = [&](const char* name, const TokenRows& rows, int64_t heads) {
+    return mappable(rows) ? map_rows(name, rows, call.pack, heads) : host::TensorMap{};
+  };
+  const int64_t key_heads = call.heads.key_heads, value_heads = call.heads.value_heads;
+  return {map("q", r.q, key_heads),        map("k", r.k, key_heads),         map("d_o", r.grad_o, value_heads),
+          map("dv", t.grad_v, value_heads), map("dq", t.grad_q, key_heads), map("dk", t.grad_k, key_heads)};
 }
 
 // Without tokens there is nothing to map, and nothing to do.
-inline void launch_reverse_chain(const RuleCall& call, host::KernelRef<MappedReverseParams> kernel, const ReverseParams& r, int64_t ctas) {
+inline void launch_reverse_chain(const RuleCall& call, host::KernelRef<MappedReverseParams> kernel, const ReverseParams& r,
+                                 const BackwardMaps& maps, int64_t ctas) {
   if (call.pack.tokens == 0) return;
   const int groups = r.warps / kNarrowChainWarps;
   launch_stage(kernel, ctas, reverse_chain_sm90_threads(groups), reverse_chain_sm90_smem_bytes(groups), call.stream,
-               MappedReverseParams{r, map_if_mappable("q", r.q, call.pack, call.heads.key_heads),
-                                   map_if_mappable("k", r.k, call.pack, call.heads.key_heads),
-                                   map_if_mappable("d_o", r.grad_o, call.pack, call.heads.value_heads)});
+               MappedReverseParams{r, maps.q, maps.k, maps.grad_o});
 }
+
+#else
+
+inline BackwardMaps map_backward(const RuleCall&, const ReverseParams&, const TokenGradientsParams&) { return {}; }
 
 #endif
 
 // Y of the segments of long sequences.
-inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& r) {
+inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& r, [[maybe_unused]] const BackwardMaps& maps) {
   const int64_t ctas = chain_ctas(call, kHeadDim, r.warps);
 #if CAKE_HAS_SM90
-  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(segment_gradients_sm90), r, ctas);
+  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(segment_gradients_sm90), r, maps, ctas);
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(segment_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, false), call.stream, r);
 #endif
 }
 
-inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r) {
+inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r, [[maybe_unused]] const BackwardMaps& maps) {
   const int64_t ctas = chain_ctas(call, r.part.value_heads(call.heads.group), kHeadDim, r.warps);
 #if CAKE_HAS_SM90
-  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(value_gradients_sm90), r, ctas);
+  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(value_gradients_sm90), r, maps, ctas);
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(value_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, true), call.stream, r);
@@ -68,18 +82,15 @@ inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t war
 #endif
 }
 
-inline void launch_token_gradients(const RuleCall& call, const TokenGradientsParams& t, int64_t multiprocessors) {
+inline void launch_token_gradients(const RuleCall& call, const TokenGradientsParams& t, [[maybe_unused]] const BackwardMaps& maps,
+                                   int64_t multiprocessors) {
   const int64_t items = int64_t{half_chunks(t.part.half, static_cast<int32_t>(call.pack.chunks))} * t.part.key_heads;
 #if CAKE_HAS_SM90
   if (call.native()) {
     if (call.pack.tokens == 0) return;
-    auto map = [&](const char* name, const TokenRows& rows, int64_t heads) { return map_if_mappable(name, rows, call.pack, heads); };
-    const int64_t key_heads = call.heads.key_heads, value_heads = call.heads.value_heads;
     return launch_stage(CAKE_KERNEL_REF(token_gradients_sm90), std::min(items, multiprocessors), kTokenGradientsSm90Threads,
                         kTokenGradientsSm90SmemBytes, call.stream,
-                        MappedTokenGradientsParams{t, map("q", t.q, key_heads), map("k", t.k, key_heads), map("d_o", t.grad_o, value_heads),
-                                                   map("dv", t.grad_v, value_heads), map("dq", t.grad_q, key_heads),
-                                                   map("dk", t.grad_k, key_heads)});
+                        MappedTokenGradientsParams{t, maps.q, maps.k, maps.grad_o, maps.grad_v, maps.grad_q, maps.grad_k});
   }
 #endif
 #if CAKE_GDN_HAS_PORTABLE

@@ -1,7 +1,7 @@
 // What the native chains share: how a CTA finds its work, how stages are fed, and how a warpgroup's state and tiles travel.
 //
 // A warpgroup owns 64 value columns and keeps S^T (64 x 128) in registers as the accumulator of its products; a CTA has one or two such
-// warpgroups and a third that feeds them, a stage a chunk. Columns never mix, so one or two per CTA give the same bits.
+// warpgroups, and others that load, a stage a chunk, and store for them. Columns never mix, so one or two per CTA give the same bits.
 #pragma once
 
 #include "cake/gdn/any/chain_products.cuh"
@@ -99,7 +99,7 @@ struct StageBarriers {
 };
 
 // What a warpgroup's columns of a chunk leave by, one warp for each warpgroup: the chain does not wait for its stores. Those who stage
-// fence: a fence by the warp that stores would wait for the stores before.
+// fence.
 template <int kGroups, int kStages>
 struct StoreBarriers {
   uint64_t state_full[kGroups], state_free[kGroups];  // the staging of a state

@@ -8,8 +8,8 @@
 // too small to divide by hold dR, see ReverseParams.
 // warps   one or two warpgroups that run the chain, one that makes P, and one whose first warps store dS1 and dv of a warpgroup each and
 //         whose third loads
-// barriers  keys_full[stage]: K and Q arrived; full[stage]: all else, and P is made; free[stage]: every warp of the chain is past the stage,
-//           and dv has left it
+// barriers  keys_full[stage]: K and Q arrived; full[stage]: all else, and P is made; free[stage]: every warp of the chain is past the
+//           stage, and dv has left it
 //           state_full, tokens_full: a warpgroup's dS1 is staged; dv is in dO's place
 //           named 1, 2: a warpgroup has read dO
 #pragma once

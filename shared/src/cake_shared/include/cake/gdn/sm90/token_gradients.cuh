@@ -20,8 +20,8 @@
 //           readers are done
 //           matrices_full: dP and M are there; matrices_free: the products with them are done
 //           sums_full[2] -> finishing warp -> sums_free[2]
-//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows of K and Q, and dQ and
-//           dK are in their place
+//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows of K and Q, and
+//           dQ and dK are in their place
 #pragma once
 
 #include "cake/gdn/sm90/token_gradients_feed.cuh"

@@ -26,11 +26,6 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// As many arrivals at once, by one thread.
-__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier, uint32_t count) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-
 // Arrives at the same barrier of another CTA of the cluster. It orders what the asynchronous proxy has read, and says nothing
 // of ordinary writes: an arrival that releases them to the cluster is a fence of the whole device, a microsecond each time.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint64_t* barrier, uint32_t cta_rank) {

@@ -12,21 +12,19 @@ inline WavePart part_of_wave(const RuleCall& call, int64_t first, int64_t wave_k
   return {static_cast<int32_t>(first), static_cast<int32_t>(std::min(wave_key_heads, call.heads.key_heads - first)), half};
 }
 
-// Maps of what native programs read and write whole chunks of, made once a call.
+// Maps of what native chains read whole chunks of, made once a call.
 struct BackwardMaps {
-  host::TensorMap q, k, grad_o, grad_v, grad_q, grad_k;
+  host::TensorMap q, k, grad_o;
 };
 
 #if CAKE_HAS_SM90
 
-inline BackwardMaps map_backward(const RuleCall& call, const ReverseParams& r, const TokenGradientsParams& t) {
+inline BackwardMaps map_backward(const RuleCall& call, const ReverseParams& r) {
   if (!call.native() || call.pack.tokens == 0) return {};
   auto map = [&](const char* name, const TokenRows& rows, int64_t heads) {
     return mappable(rows) ? map_rows(name, rows, call.pack, heads) : host::TensorMap{};
   };
-  const int64_t key_heads = call.heads.key_heads, value_heads = call.heads.value_heads;
-  return {map("q", r.q, key_heads),        map("k", r.k, key_heads),         map("d_o", r.grad_o, value_heads),
-          map("dv", t.grad_v, value_heads), map("dq", t.grad_q, key_heads), map("dk", t.grad_k, key_heads)};
+  return {map("q", r.q, call.heads.key_heads), map("k", r.k, call.heads.key_heads), map("d_o", r.grad_o, call.heads.value_heads)};
 }
 
 // Without tokens there is nothing to map, and nothing to do.
@@ -40,7 +38,7 @@ inline void launch_reverse_chain(const RuleCall& call, host::KernelRef<MappedRev
 
 #else
 
-inline BackwardMaps map_backward(const RuleCall&, const ReverseParams&, const TokenGradientsParams&) { return {}; }
+inline BackwardMaps map_backward(const RuleCall&, const ReverseParams&) { return {}; }
 
 #endif
 
@@ -82,15 +80,12 @@ inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t war
 #endif
 }
 
-inline void launch_token_gradients(const RuleCall& call, const TokenGradientsParams& t, [[maybe_unused]] const BackwardMaps& maps,
-                                   int64_t multiprocessors) {
+inline void launch_token_gradients(const RuleCall& call, const TokenGradientsParams& t, int64_t multiprocessors) {
   const int64_t items = int64_t{half_chunks(t.part.half, static_cast<int32_t>(call.pack.chunks))} * t.part.key_heads;
 #if CAKE_HAS_SM90
   if (call.native()) {
-    if (call.pack.tokens == 0) return;
     return launch_stage(CAKE_KERNEL_REF(token_gradients_sm90), std::min(items, multiprocessors), kTokenGradientsSm90Threads,
-                        kTokenGradientsSm90SmemBytes, call.stream,
-                        MappedTokenGradientsParams{t, maps.q, maps.k, maps.grad_o, maps.grad_v, maps.grad_q, maps.grad_k});
+                        kTokenGradientsSm90SmemBytes, call.stream, t);
   }
 #endif
 #if CAKE_GDN_HAS_PORTABLE

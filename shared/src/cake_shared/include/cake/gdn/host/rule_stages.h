@@ -213,7 +213,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   launch_up_to_wy(call, results);
   p.q = r.q = t.q = call.q;
   p.k = r.k = t.k = call.k;
-  const BackwardMaps maps = map_backward(call, r, t);
+  const BackwardMaps maps = map_backward(call, r);
   if (call.slots_per_row > 0) {
     launch_segment_pairs(call, p, kHeadDim, warps);
     r.part = whole_call(call);
@@ -227,7 +227,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
     launch_value_gradients(call, r, maps);
     if (!tokens_too) return;
     launch_chunk_states(call, p, wave_warps);
-    launch_token_gradients(call, t, maps, multiprocessors);
+    launch_token_gradients(call, t, multiprocessors);
   };
   for (int64_t first = 0; first < call.heads.key_heads; first += wave_key_heads) {
     if (wave_halves == 1) {

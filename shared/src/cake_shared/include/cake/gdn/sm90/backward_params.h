@@ -30,14 +30,9 @@ struct MappedReverseParams {
   host::TensorMap q, k, grad_o;
 };
 
-struct MappedTokenGradientsParams {
-  TokenGradientsParams gradients;
-  host::TensorMap q, k, grad_o, grad_v, grad_q, grad_k;
-};
-
 }  // namespace cake::gdn
 
 CAKE_DECLARE_KERNEL(chunk_states_sm90, cake::gdn::ChainParams)
 CAKE_DECLARE_KERNEL(segment_gradients_sm90, cake::gdn::MappedReverseParams)
 CAKE_DECLARE_KERNEL(value_gradients_sm90, cake::gdn::MappedReverseParams)
-CAKE_DECLARE_KERNEL(token_gradients_sm90, cake::gdn::MappedTokenGradientsParams)
+CAKE_DECLARE_KERNEL(token_gradients_sm90, cake::gdn::TokenGradientsParams)

@@ -202,8 +202,9 @@ __device__ __forceinline__ void run_chunk_states(const ChainParams& p) {
     const int helper = warp - 4 * kGroups, group = helper - kFeedingWarps;
     if (helper < kFeedingWarps) {
       feed_states<kGroups>(smem, p, work, 32 * helper + lane);
-    } else if (group < kGroups && lane == 0) {
-      store_states<kGroups>(smem, p, work, group);
+    } else if (group < kGroups) {
+      if (lane == 0) store_states<kGroups>(smem, p, work, group);
+      __syncwarp();  // lanes that waited for the predecessor would keep this one from its work
     }
   }
 }

@@ -10,18 +10,13 @@
 // for dbeta are of dR and N and not divided, and the warp that finishes the head puts dv into the row.
 //
 // Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers. A third one makes
-// dP and M, and what E and dR . V give, up to a head ahead of them. In a fourth, warp 12 fetches everything but V into one ring of 16 KB
-// slots whose order follows the order of release, whole chunks by the copy engine and others row by row; warp 13 makes <dS1, S0>; warp 15
-// makes the sums over tokens. Every sum has one order, whatever the grid.
-//
-// The products with dP and M are the last of a head: all else of it hides how dP and M are made. They are made from their slots, so that
-// those are free before the products with dP and M of the head before are done.
-// barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (which slots K and Q have): arrived; *_free: their
-//           readers are done
+// dP and M, and what E and dR . V give, up to a head ahead of them. In a fourth, warp 12 fetches tiles by bulk copy, warp 13 copies rows of
+// K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 makes the sums over
+// tokens. Every sum has one order, whatever the grid.
+// barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
 //           matrices_full: dP and M are there; matrices_free: the products with them are done
 //           sums_full[2] -> finishing warp -> sums_free[2]
-//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows of K and Q, and
-//           dQ and dK are in their place
+//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
 #pragma once
 
 #include "cake/gdn/sm90/token_gradients_feed.cuh"
@@ -29,21 +24,20 @@
 
 namespace cake::gdn::sm90 {
 
-// The CTA's nth item and the slots of its K and Q; when they are there, by wait_rows.
+// The CTA's nth item and the slots of its K and Q, when they are there.
 struct ItemRows {
-  TokenPlace first;
-  int tokens, key_head;
+  int first_token, tokens, key_head;
   int k_slot, q_slot;
 };
 __device__ __forceinline__ ItemRows rows_of(const Smem& smem, uint32_t nth) {
   const int4 rows = smem.rows[nth % kRowStages];
-  return {{rows.x, rows.y}, rows.z & 0x7f, rows.z >> 7, rows.w & 15, rows.w >> 4 & 15};
+  return {rows.x, rows.y, rows.z, rows.w & 15, rows.w >> 4 & 15};
 }
 __device__ __forceinline__ ItemRows wait_rows(Smem& smem, uint32_t nth) {
   ptx::mbarrier_wait(&smem.rows_full[nth % kRowStages], nth / kRowStages & 1);
   const ItemRows item = rows_of(smem, nth);
   const int parities = smem.rows[nth % kRowStages].w >> 8;
-  ptx::mbarrier_wait(&smem.slot_full[item.k_slot], parities & 1);
+  ptx::mbarrier_wait(&smem.slot_full[item.k_slot], parities & 1);  // at once
   ptx::mbarrier_wait(&smem.slot_full[item.q_slot], parities >> 1 & 1);
   return item;
 }
@@ -54,12 +48,19 @@ __device__ __forceinline__ uint32_t arrived(Smem& smem, const Tiles& tiles, int 
   return ptx::shared_address(smem.slot[0]) + tiles.slot(tile) * kSlotBytes;
 }
 
+// One thread of each warp of products says that the warp is past a slot. The warps that make dP and M say it too, of the slots that they
+// read longer than the products with dP and M of an earlier head wait for them; of the others half of the warps of products count double.
+__device__ __forceinline__ void release_slot(Smem& smem, int slot, bool alone, const Place& at) {
+  ptx::mbarrier_arrive(&smem.slot_free[slot]);
+  if (alone && at.half == 0) ptx::mbarrier_arrive(&smem.slot_free[slot]);
+}
+
 // Makes dP and M of all items, by one warpgroup.
 __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& p, const Place& place) {
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
-  uint32_t head = 0;
+  uint32_t head = 0, nth = 0;
 #pragma unroll 1
-  for (uint32_t nth = 0; blockIdx.x + nth * gridDim.x < smem.items; ++nth) {
+  for (uint32_t index = blockIdx.x; index < smem.items; index += gridDim.x, ++nth) {
     const ItemRows rows = wait_rows(smem, nth);
     const uint32_t k_tile = slots + rows.k_slot * kSlotBytes, q_tile = slots + rows.q_slot * kSlotBytes;
     Products query_key;
@@ -84,13 +85,6 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       }
     }
 
-    Values values;  // of the first half of the columns; within an item asked for a head ahead
-    auto ask_values = [&](Values& to, int member, int half, const Place& at) {
-      const ItemRows item = rows_of(smem, nth);
-      load_values(to, p.v, item.first, item.tokens, item.key_head * p.heads.group + member, half,
-                  at);
-    };
-    ask_values(values, 0, 0, place.again());
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
       const Place at = place.again();
@@ -100,8 +94,13 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       const Tiles tiles = smem.tiles[stage];
       const auto& scalars = smem.scalars[stage];
       Sums& sums = smem.sums[head & 1];
-      Values more;
-      ask_values(more, member, 1, at);
+      const ItemRows item = rows_of(smem, nth);
+      Values values[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        load_values(values[half], p.v, place_of(item.first_token, p.heads.tokens_per_row), item.tokens,
+                    item.key_head * p.heads.group + member, half, at);
+      }
       const uint32_t grad_o = arrived(smem, tiles, kGradO), grad_v = arrived(smem, tiles, kGradV);
       const uint32_t writes = arrived(smem, tiles, kWrites);
       Fragment x, y;
@@ -111,8 +110,8 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_commit();
       ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
       const char* const grad_rows = smem.slot[tiles.slot(kGradV)];
-      dot_values(sums.beta_value[0], grad_rows, values, at);
-      dot_values(sums.beta_value[1], grad_rows + kBlockBytes, more, at);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) dot_values(sums.beta_value[half], grad_rows + half * kBlockBytes, values[half], at);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
       rows_times_rows(y, grad_v, writes);
@@ -123,7 +122,7 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_keep(y);
       __syncwarp();
       if (at.lane == 0) {
-        for (int tile : {kGradO, kGradV, kWrites}) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)], place.block == 0 ? 2 : 1);
+        for (int tile : {kGradO, kGradV, kWrites}) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
       }
       ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
       PairTerms pairs;
@@ -134,7 +133,6 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       __syncwarp();
       if (at.lane == 0) ptx::mbarrier_arrive(&smem.matrices_full);
 
-      if (member + 1 < p.heads.group) ask_values(values, member + 1, 0, at);  // which the sums hide
       if (at.c == 0) {
         sums.beta_matrix[at.row] = row_sums.x;
         sums.beta_matrix[at.row + 8] = row_sums.y;
@@ -147,8 +145,7 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
 }
 
 // One warpgroup's share of all items: its half of the columns of dQ and dK.
-__device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradientsParams& m, const Place& place) {
-  const TokenGradientsParams& p = m.gradients;
+__device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParams& p, const Place& place) {
   const uint32_t attention_grad = ptx::shared_address(smem.attention_grad);
   const uint32_t interaction_grad = ptx::shared_address(smem.interaction_grad);
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
@@ -171,22 +168,22 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
       const uint32_t k_columns = slots + tiles.k_slot() * kSlotBytes + at.half * kBlockBytes;
       const uint32_t q_columns = slots + tiles.q_slot() * kSlotBytes + at.half * kBlockBytes;
       auto release = [&](int tile) {
-        if (at.lane == 0) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
+        if (at.lane == 0) release_slot(smem, tiles.slot(tile), tile > kWrites, at);
       };
       Sums& sums = smem.sums[head & 1];
       const auto& scalars = smem.scalars[stage];
       Fragment z, w;
 
       const uint32_t grad_o = arrived(smem, tiles, kGradO);
-      const uint32_t entry = arrived(smem, tiles, kEntryState + at.half);
+      const uint32_t entry[2] = {arrived(smem, tiles, kEntryState), arrived(smem, tiles, kEntryState + 1)};
       ptx::wgmma_keep(w);
       ptx::wgmma_fence();
-      rows_times_state(w, grad_o, entry);
+      rows_times_state(w, grad_o, at.half ? entry[1] : entry[0]);
       ptx::wgmma_commit();
       const uint32_t grad_v = arrived(smem, tiles, kGradV);
       ptx::wgmma_keep(z);
       ptx::wgmma_fence();
-      rows_times_state(z, grad_v, entry);
+      rows_times_state(z, grad_v, at.half ? entry[1] : entry[0]);
       ptx::wgmma_commit();
 
       const Rows gamma = of_rows(scalars[kGamma], at.row);
@@ -202,16 +199,18 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
       }
 
       const uint32_t writes = arrived(smem, tiles, kWrites);
-      const uint32_t exit = arrived(smem, tiles, kExitGrad + at.half);
+      const uint32_t exit[2] = {arrived(smem, tiles, kExitGrad), arrived(smem, tiles, kExitGrad + 1)};
       ptx::wgmma_keep(w);
       ptx::wgmma_fence();
-      rows_times_state(w, writes, exit);
+      rows_times_state(w, writes, at.half ? exit[1] : exit[0]);
       ptx::wgmma_commit();
 
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(z);
       release(kGradV);
-      arrived(smem, tiles, kEntryState + 1 - at.half);  // the other half's, which this one says to be past, too
+      const float states = state_dot(exit, entry, at, offsets);
+      if (at.lane == 0) sums.state_dot[at.warp] = states;
+      __syncwarp();
       release(kEntryState);
       release(kEntryState + 1);
       const Rows from_row = from_rows(scalars[kBeta], at.row);
@@ -226,7 +225,6 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
       }
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(w);
-      arrived(smem, tiles, kExitGrad + 1 - at.half);
       release(kWrites);
       release(kExitGrad);
       release(kExitGrad + 1);
@@ -242,6 +240,7 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
         ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
       }
 
+      // Last, so that making dP and M has all of the above to hide behind.
       ptx::mbarrier_wait(&smem.matrices_full, head & 1);
       ptx::wgmma_keep(grad_q);
       ptx::wgmma_keep(grad_k);
@@ -262,7 +261,7 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
     const ItemRows item = rows_of(smem, nth);
     char* const k_block = smem.slot[item.k_slot] + at.half * kBlockBytes;
     char* const q_block = smem.slot[item.q_slot] + at.half * kBlockBytes;
-    const TokenPlace first = item.first;
+    const TokenPlace first = place_of(item.first_token, p.heads.tokens_per_row);
     const int tokens = item.tokens, key_head = item.key_head;
     if (p.q_reciprocal) {
       const int64_t first_row = (int64_t{first.row} * p.heads.tokens_per_row + first.token) * p.heads.key_heads + key_head;
@@ -275,54 +274,12 @@ __device__ __forceinline__ void accumulate(Smem& smem, const MappedTokenGradient
     }
     // All four warps are past this half's columns of K and Q, which carry dK and dQ out.
     ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);
-    stage_gradient(grad_q, q_block, at, offsets);
-    stage_gradient(grad_k, k_block, at, offsets);
-    if (tokens == kChunk) {
-      ptx::fence_async_shared();
-      ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);
-      if (at.block == 0 && at.lane == 0) {
-        const int32_t to[4] = {64 * at.half, key_head, first.token, first.row};
-        ptx::tensor_store(&m.grad_q, to, q_block);
-        ptx::tensor_store(&m.grad_k, to, k_block);
-        ptx::bulk_commit();
-        ptx::bulk_wait_read<0>();
-      }
-    } else {
-      __syncwarp();
-      store_gradient_rows(q_block, p.grad_q, first, tokens, key_head, at);
-      store_gradient_rows(k_block, p.grad_k, first, tokens, key_head, at);
-    }
+    store_gradient(grad_q, q_block, p.grad_q, first, tokens, key_head, at, offsets);
+    store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
     __syncwarp();
     if (at.lane == 0) {
-      for (int slot : {item.k_slot, item.q_slot}) ptx::mbarrier_arrive(&smem.slot_free[slot], at.warp == 0 ? 1 + kOtherReaders : 1);
-    }
-  }
-  if (place.block == 0 && place.lane == 0) ptx::bulk_wait<0>();
-}
-
-// <dS1, S0> of all heads, by one warp.
-__device__ __forceinline__ void dot_states(Smem& smem, int group, int lane) {
-  const uint32_t items = blockIdx.x < smem.items ? (smem.items - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-  const LaneOffsets offsets(lane);
-#pragma unroll 1
-  for (uint32_t head = 0; head < items * group; ++head) {
-    const int stage = head % kScalarStages;
-    ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
-    const Tiles tiles = smem.tiles[stage];
-    const uint32_t entry[2] = {arrived(smem, tiles, kEntryState), arrived(smem, tiles, kEntryState + 1)};
-    const uint32_t exit[2] = {arrived(smem, tiles, kExitGrad), arrived(smem, tiles, kExitGrad + 1)};
-    ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
-    float* const sums = smem.sums[head & 1].state_dot;
-#pragma unroll 1
-    for (int block = 0; block < kHeadDim / 16; ++block) {
-      const float sum = state_dot(exit, entry, 16 * block, offsets, lane);
-      if (lane == 0) sums[block] = sum;
-    }
-    __syncwarp();
-    if (lane == 0) {
-      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(kEntryState + i)], kOtherReaders);
-      for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(kExitGrad + i)], kOtherReaders);
-      ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
+      release_slot(smem, item.k_slot, true, at);
+      release_slot(smem, item.q_slot, true, at);
     }
   }
 }
@@ -330,11 +287,10 @@ __device__ __forceinline__ void dot_states(Smem& smem, int group, int lane) {
 }  // namespace cake::gdn::sm90
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    token_gradients_sm90(const __grid_constant__ cake::gdn::MappedTokenGradientsParams m) {
+    token_gradients_sm90(const __grid_constant__ cake::gdn::TokenGradientsParams p) {
   using namespace cake::gdn;
   using namespace cake::gdn::sm90;
   begin_stage();
-  const TokenGradientsParams& p = m.gradients;
   Smem& smem = *reinterpret_cast<Smem*>(smem_bytes);
   static_assert(sizeof(Smem) == kTokenGradientsSm90SmemBytes && kThreads == kTokenGradientsSm90Threads);
   const int warp = warp_index(), lane = threadIdx.x & 31;
@@ -344,18 +300,18 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   }
   __syncthreads();
   if (warp < kProductWarps) {
-    ptx::take_registers<160>();
-    accumulate(smem, m, Place::place_in(warp, lane));
-  } else if (warp < kFeedWarp) {
+    ptx::take_registers<168>();
+    accumulate(smem, p, Place::place_in(warp, lane));
+  } else if (warp < kTileWarp) {
     ptx::take_registers<136>();
     prepare(smem, p, Place::place_in(warp - kProductWarps, lane));
   } else {
-    ptx::give_registers<56>();
-    if (warp == kFeedWarp) {
-      feed(smem, m, lane);
-    } else if (warp == kStateWarp) {
-      dot_states(smem, p.heads.group, lane);
-    } else if (warp == kFinishWarp) {
+    ptx::give_registers<40>();
+    if (warp == kTileWarp) {
+      if (lane == 0) feed_tiles(smem, p);
+    } else if (warp < kFinishWarp) {
+      feed_rows(smem, p, warp == kValueRowWarp, lane);
+    } else {
       finish_heads(smem, p, lane);
     }
   }

@@ -1,4 +1,4 @@
-// The warps of token_gradients_sm90 that fetch and finish: one fetches tiles and rows, one finishes dg and dbeta.
+// The warps of token_gradients_sm90 that make no products: one fetches tiles, two fetch rows, one finishes dg and dbeta.
 #pragma once
 
 #include "cake/gdn/any/gate_option.cuh"
@@ -6,7 +6,50 @@
 
 namespace cake::gdn::sm90 {
 
-// Brings a head's rows of V into L2, where the warps that make dP and M will look for them.
+// Workspace tiles and scalars, by one thread.
+__device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParams& p) {
+  const uint32_t chunks = used_chunks(p);
+  Item item;
+  SlotOrder order;
+  uint32_t head = 0;
+  for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
+    order.next_rows(nth == 0);
+#pragma unroll 1
+    for (int member = 0; member < p.heads.group; ++member, ++head) {
+      const Tiles tiles = order.next_head();
+      const int value_head = item.key_head * p.heads.group + member;
+      const int64_t record = item.record(p.heads, value_head);
+      const int64_t tile = p.part.tile(p.heads.group, item.tile_record, value_head);
+      const int stage = head % kScalarStages;
+      ptx::mbarrier_wait(&smem.scalars_free[stage], (head / kScalarStages & 1) ^ 1);
+      smem.tiles[stage] = tiles;
+      ptx::mbarrier_arrive_expect_bytes(&smem.scalars_full[stage], 4 * kScalarFloats);
+      ptx::bulk_load(smem.scalars[stage], p.scalars + record * kScalarFloats, 4 * kScalarFloats, &smem.scalars_full[stage]);
+      const char* const from[] = {p.writes + tile * kTokenTileBytes,
+                                  p.entry_states + tile * kStateTileBytes,
+                                  p.entry_states + tile * kStateTileBytes + kStateBlockBytes,
+                                  p.exit_gradients + tile * kStateTileBytes,
+                                  p.exit_gradients + tile * kStateTileBytes + kStateBlockBytes};
+#pragma unroll
+      for (int i = 0; i < kTiles - kWrites; ++i) {
+        const int slot = tiles.slot(kWrites + i);
+        ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(kWrites + i) ^ 1);
+        ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot], kSlotBytes);
+        ptx::bulk_load(smem.slot[slot], from[i], kSlotBytes, &smem.slot_full[slot]);
+      }
+    }
+  }
+}
+
+// Publishes the rows that the warp has copied: they are visible to wgmma when the barrier's phase ends.
+__device__ __forceinline__ void publish_rows(uint64_t* full, int lane) {
+  ptx::cp_async_wait<0>();
+  ptx::fence_async_shared();
+  __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive(full);
+}
+
+// Brings a head's rows of V into L2, where the consumers will look for them.
 __device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPlace first, int tokens, int head, int lane) {
 #pragma unroll 1
   for (int i = lane; i < 2 * tokens; i += 32) {
@@ -15,72 +58,35 @@ __device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPl
   }
 }
 
-// Fills a slot with one head's rows of a chunk when it is free: by the copy engine where the chunk is a whole one, else row by row, with
-// zeros past its last token.
-__device__ __forceinline__ void feed_rows(Smem& smem, int slot, uint32_t parity, const TokenRows& rows, const host::TensorMap& map,
-                                          TokenPlace at, int tokens, int head, int lane) {
-  ptx::mbarrier_wait(&smem.slot_free[slot], parity ^ 1);
-  if (tokens == kChunk && mappable(rows)) {
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot], kSlotBytes);
-      for (int i = 0; i < 2; ++i) {
-        ptx::tensor_load(smem.slot[slot] + i * kBlockBytes, &map, {64 * i, head, at.token, at.row}, &smem.slot_full[slot]);
-      }
-    }
-    return;
-  }
-  copy_rows_slowly<16>(smem.slot[slot], rows, at, tokens, head, 0, lane);
-  if (lane == 0) ptx::mbarrier_arrive(&smem.slot_full[slot]);
-}
-
-// All that the CTA's items read but V, by one warp.
-__device__ __forceinline__ void feed(Smem& smem, const MappedTokenGradientsParams& m, int lane) {
-  const TokenGradientsParams& p = m.gradients;
+// Rows of K, Q and dO by one warp, those of dv by another (`of_values`): any strides, and zeros past a chunk's last token.
+__device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, bool of_values, int lane) {
   const uint32_t chunks = used_chunks(p);
   Item item;
   SlotOrder order;
-  uint32_t head = 0;
   for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
     const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
     const Tiles rows = order.next_rows(nth == 0);
-    feed_rows(smem, rows.slot(0), rows.parity(0), p.k, m.k, at, item.tokens, item.key_head, lane);
-    feed_rows(smem, rows.slot(1), rows.parity(1), p.q, m.q, at, item.tokens, item.key_head, lane);
-    if (lane == 0) {
-      smem.rows[nth % kRowStages] = make_int4(at.row, at.token, item.tokens | item.key_head << 7, rows.slots | rows.parities << 8);
-      ptx::mbarrier_arrive(&smem.rows_full[nth % kRowStages]);
+    if (!of_values) {
+      for (int i = 0; i < 2; ++i) ptx::mbarrier_wait(&smem.slot_free[rows.slot(i)], rows.parity(i) ^ 1);
+      copy_rows<32, 16>(smem.slot[rows.slot(0)], p.k, at, item.tokens, item.key_head, 0, lane);
+      copy_rows<32, 16>(smem.slot[rows.slot(1)], p.q, at, item.tokens, item.key_head, 0, lane);
+      const int stage = nth % kRowStages;
+      if (lane == 0) {
+        smem.rows[stage] = make_int4(item.first_token, item.tokens, item.key_head, rows.slots | rows.parities << 8);
+        for (int i = 0; i < 2; ++i) ptx::mbarrier_arrive(&smem.slot_full[rows.slot(i)]);  // their phases go on; rows_full says it all
+      }
+      ptx::cp_async_commit();
+      publish_rows(&smem.rows_full[stage], lane);
     }
 #pragma unroll 1
-    for (int member = 0; member < p.heads.group; ++member, ++head) {
-      int first_token = item.first_token;
-      asm volatile("" : "+r"(first_token));  // or addresses of the item would take registers that the warp does not have
-      const TokenPlace at = place_of(first_token, p.heads.tokens_per_row);
+    for (int member = 0; member < p.heads.group; ++member) {
       const Tiles tiles = order.next_head();
-      const int value_head = item.key_head * p.heads.group + member, stage = head % kScalarStages;
-      ptx::mbarrier_wait(&smem.scalars_free[stage], (head / kScalarStages & 1) ^ 1);
-      if (lane == 0) {
-        smem.tiles[stage] = tiles;
-        ptx::mbarrier_arrive_expect_bytes(&smem.scalars_full[stage], 4 * kScalarFloats);
-        ptx::bulk_load(smem.scalars[stage], p.scalars + item.record(p.heads, value_head) * kScalarFloats, 4 * kScalarFloats,
-                       &smem.scalars_full[stage]);
-      }
-      feed_rows(smem, tiles.slot(kGradO), tiles.parity(kGradO), p.grad_o, m.grad_o, at, item.tokens, value_head, lane);
-      feed_rows(smem, tiles.slot(kGradV), tiles.parity(kGradV), p.grad_v, m.grad_v, at, item.tokens, value_head, lane);
-      prefetch_values(p.v, at, item.tokens, value_head, lane);
-      if (lane == 0) {
-        const int64_t tile = p.part.tile(p.heads.group, item.tile_record, value_head);
-        auto fill = [&](int i, const char* from) {
-          const int slot = tiles.slot(i);
-          ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(i) ^ 1);
-          ptx::mbarrier_arrive_expect_bytes(&smem.slot_full[slot], kSlotBytes);
-          ptx::bulk_load(smem.slot[slot], from, kSlotBytes, &smem.slot_full[slot]);
-        };
-        fill(kWrites, p.writes + tile * kTokenTileBytes);
-#pragma unroll 1
-        for (int i = 0; i < 2; ++i) fill(kEntryState + i, p.entry_states + tile * kStateTileBytes + i * kStateBlockBytes);
-#pragma unroll 1
-        for (int i = 0; i < 2; ++i) fill(kExitGrad + i, p.exit_gradients + tile * kStateTileBytes + i * kStateBlockBytes);
-      }
-      __syncwarp();
+      const int head = item.key_head * p.heads.group + member, slot = tiles.slot(of_values ? kGradV : kGradO);
+      ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(of_values ? kGradV : kGradO) ^ 1);
+      copy_rows<32, 16>(smem.slot[slot], of_values ? p.grad_v : p.grad_o, at, item.tokens, head, 0, lane);
+      ptx::cp_async_commit();
+      if (of_values) prefetch_values(p.v, at, item.tokens, head, lane);
+      publish_rows(&smem.slot_full[slot], lane);
     }
   }
 }

@@ -23,8 +23,8 @@ struct Place {
   }
   // The same, but the compiler does not know it: what it makes of lanes then has registers no longer than it is used.
   __device__ __forceinline__ Place again() const {
-    int same_warp = warp, same_lane;
-    asm volatile("mov.u32 %0, %%laneid;" : "=r"(same_lane), "+r"(same_warp));
+    int same_warp = warp, same_lane = lane;
+    asm volatile("" : "+r"(same_warp), "+r"(same_lane));
     return place_in(same_warp, same_lane);
   }
 };
@@ -249,21 +249,21 @@ __device__ __forceinline__ void dot_values(float (&sums)[kChunk], const char* gr
   }
 }
 
-// A share of <dS1, S0>: 16 rows of both tiles, as the diagonals of products of their 16 x 16 blocks.
-__device__ __forceinline__ float state_dot(const uint32_t (&exit)[2], const uint32_t (&entry)[2], int rows, const LaneOffsets& offsets,
-                                           int lane) {
+// The warp's share of <dS1, S0>: 16 rows of both tiles, as the diagonals of products of their 16 x 16 blocks.
+__device__ __forceinline__ float state_dot(const uint32_t (&exit)[2], const uint32_t (&entry)[2], const Place& at,
+                                           const LaneOffsets& offsets) {
   float z[2][4] = {};
 #pragma unroll
   for (int s = 0; s < 8; ++s) {
     uint32_t a[4], b[4];
-    tile::load_a<kHeadDim>(a, exit[s >> 2], offsets, rows, 2 * (s & 3));
-    tile::load_b<kHeadDim>(b, entry[s >> 2], offsets, rows, 2 * (s & 3));
+    tile::load_a<kHeadDim>(a, exit[s >> 2], offsets, 16 * at.warp, 2 * (s & 3));
+    tile::load_b<kHeadDim>(b, entry[s >> 2], offsets, 16 * at.warp, 2 * (s & 3));
     ptx::mma_bf16(z[0], a, b[0], b[1]);
     ptx::mma_bf16(z[1], a, b[2], b[3]);
   }
-  const int g = lane >> 2;
+  const int g = at.lane >> 2;
   float sum = 0.f;
-  if (g >> 1 == (lane & 3)) sum = g & 1 ? __fadd_rn(z[0][1], z[1][3]) : __fadd_rn(z[0][0], z[1][2]);
+  if (g >> 1 == at.c) sum = g & 1 ? __fadd_rn(z[0][1], z[1][3]) : __fadd_rn(z[0][0], z[1][2]);
 #pragma unroll
   for (int k = 16; k > 0; k >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, k));
   return sum;
@@ -305,8 +305,9 @@ __device__ __forceinline__ void leave_normal_dots(float (&dots)[2][kChunk], cons
   }
 }
 
-// Puts the warp's 16 rows of a gradient into a block of 64 columns of a shared tile.
-__device__ __forceinline__ void stage_gradient(const Fragment& gradient, char* block, const Place& at, const LaneOffsets& offsets) {
+// Writes the warp's 16 rows of a gradient's block of columns, through the same rows of a shared tile.
+__device__ __forceinline__ void store_gradient(const Fragment& gradient, char* block, const TokenRows& rows, TokenPlace first,
+                                               int tokens, int head, const Place& at, const LaneOffsets& offsets) {
   const uint32_t shared = ptx::shared_address(block);
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
@@ -314,18 +315,16 @@ __device__ __forceinline__ void stage_gradient(const Fragment& gradient, char* b
     ptx::stmatrix_x4(tile::fragment_address<kChunk>(shared, offsets.row_major, 16 * at.block, 2 * s), ptx::pack_bf16(x[0], x[1]),
                      ptx::pack_bf16(x[2], x[3]), ptx::pack_bf16(x[4], x[5]), ptx::pack_bf16(x[6], x[7]));
   }
-}
-
-// Writes the warp's 16 rows of a staged gradient but those past the last token.
-__device__ __forceinline__ void store_gradient_rows(const char* block, const TokenRows& rows, TokenPlace first, int tokens, int head,
-                                                    const Place& at) {
+  __syncwarp();
   char* to = row_pointer(rows, first, head) + 128 * at.half;
   const int64_t row_bytes = 2 * rows.token_stride;
-#pragma unroll 1
-  for (int row = 16 * at.block + (at.lane >> 3); row < min(tokens, 16 * at.block + 16); row += 4) {
-    const int unit = at.lane & 7;
-    *reinterpret_cast<uint4*>(to + row * row_bytes + 16 * unit) =
-        *reinterpret_cast<const uint4*>(block + tile::unit_offset<kChunk>(row, unit));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 16 * at.block + 4 * i + (at.lane >> 3), unit = at.lane & 7;
+    if (row < tokens) {
+      *reinterpret_cast<uint4*>(to + row * row_bytes + 16 * unit) =
+          *reinterpret_cast<const uint4*>(block + tile::unit_offset<kChunk>(row, unit));
+    }
   }
 }
 

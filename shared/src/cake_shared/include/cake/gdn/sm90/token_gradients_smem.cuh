@@ -8,7 +8,7 @@ namespace cake::gdn::sm90 {
 inline constexpr int kThreads = 512;
 inline constexpr int kProductWarps = 8;  // warps 0 to 7: two warpgroups that accumulate dQ and dK
 inline constexpr int kMatrixWarps = 4;   // warps 8 to 11: one that makes dP and M
-enum HelperWarp : int { kFeedWarp = kProductWarps + kMatrixWarps, kStateWarp, kFinishWarp = kFeedWarp + 3 };
+enum HelperWarp : int { kTileWarp = kProductWarps + kMatrixWarps, kRowWarp, kValueRowWarp, kFinishWarp };
 
 // A value head brings these tiles, in the order in which they are first needed; an item brings K and Q before them.
 enum Tile : int { kGradO, kGradV, kWrites, kEntryState, kExitGrad = kEntryState + 2, kTiles = kExitGrad + 2 };
@@ -18,11 +18,8 @@ static_assert(2 * kSlotBytes == kStateTileBytes, "a state tile takes two slots, 
 inline constexpr int kScalarStages = 4;
 inline constexpr int kRowStages = 4;
 
-// Arrivals that free a slot: one of each warp of products, and as many of those who read it beside them.
-inline constexpr int kOtherReaders = kMatrixWarps + 1;
-
-// Which slots hold what. Slots are filled in the order in which they were released, and tiles are always released in one order, so that the
-// copies of one warp are never behind a slot that another tile waits for.
+// Which slots hold what. Slots are filled in the order in which they were released, and tiles are always released in one order, so both
+// warps that fill them know the slot of each tile; they tell the others.
 struct Tiles {
   uint32_t slots, parities;  // four bits, one bit a tile; of a head the slots of K and Q, too, above its parities
 
@@ -90,7 +87,7 @@ struct Smem {
   uint4 key_key[kMatrixWarps * (kMatrixWarps + 1) / 2][32];  // K K^T, of each warp's rows the blocks of 16 columns up to the diagonal
   Sums sums[2];
   float normal_dots[2][2][kChunk];  // of q and k, where they were normalised
-  int4 rows[kRowStages];            // of K and Q: row and token, tokens and key head, slots and their parities
+  int4 rows[kRowStages];            // of K and Q: first token, tokens, key head, slots and their parities
   Tiles tiles[kScalarStages];       // of the heads whose scalars are there
   uint32_t items;                   // of all CTAs
   uint64_t slot_full[kSlots], slot_free[kSlots];
@@ -139,7 +136,7 @@ __device__ __forceinline__ bool item_of(const TokenGradientsParams& p, uint32_t 
 __device__ __forceinline__ void init_barriers(Smem& smem) {
   for (int i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(&smem.slot_full[i], 1);
-    ptx::mbarrier_init(&smem.slot_free[i], kProductWarps + kOtherReaders);
+    ptx::mbarrier_init(&smem.slot_free[i], kProductWarps + kMatrixWarps);
   }
   for (int i = 0; i < kRowStages; ++i) ptx::mbarrier_init(&smem.rows_full[i], 1);
   for (int i = 0; i < kScalarStages; ++i) {
@@ -147,7 +144,7 @@ __device__ __forceinline__ void init_barriers(Smem& smem) {
     ptx::mbarrier_init(&smem.scalars_free[i], kProductWarps + 1);
   }
   for (int i = 0; i < 2; ++i) {
-    ptx::mbarrier_init(&smem.sums_full[i], kProductWarps + kMatrixWarps + 1);
+    ptx::mbarrier_init(&smem.sums_full[i], kProductWarps + kMatrixWarps);
     ptx::mbarrier_init(&smem.sums_free[i], 1);
   }
   ptx::mbarrier_init(&smem.matrices_full, kMatrixWarps);

@@ -12,29 +12,51 @@ inline WavePart part_of_wave(const RuleCall& call, int64_t first, int64_t wave_k
   return {static_cast<int32_t>(first), static_cast<int32_t>(std::min(wave_key_heads, call.heads.key_heads - first)), half};
 }
 
+// Maps of what native chains read whole chunks of, made once a call.
+struct BackwardMaps {
+  host::TensorMap q, k, grad_o;
+};
+
+#if CAKE_HAS_SM90
+
+inline BackwardMaps map_backward(const RuleCall& call, const ReverseParams& r) {
+  if (!call.native() || call.pack.tokens == 0) return {};
+  auto map = [&](const char* name, const TokenRows& rows, int64_t heads) {
+    return mappable(rows) ? map_rows(name, rows, call.pack, heads) : host::TensorMap{};
+  };
+  return {map("q", r.q, call.heads.key_heads), map("k", r.k, call.heads.key_heads), map("d_o", r.grad_o, call.heads.value_heads)};
+}
+
+// Without tokens there is nothing to map, and nothing to do.
+inline void launch_reverse_chain(const RuleCall& call, host::KernelRef<MappedReverseParams> kernel, const ReverseParams& r,
+                                 const BackwardMaps& maps, int64_t ctas) {
+  if (call.pack.tokens == 0) return;
+  const int groups = r.warps / kNarrowChainWarps;
+  launch_stage(kernel, ctas, reverse_chain_sm90_threads(groups), reverse_chain_sm90_smem_bytes(groups), call.stream,
+               MappedReverseParams{r, maps.q, maps.k, maps.grad_o});
+}
+
+#else
+
+inline BackwardMaps map_backward(const RuleCall&, const ReverseParams&) { return {}; }
+
+#endif
+
 // Y of the segments of long sequences.
-inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& r) {
+inline void launch_segment_gradients(const RuleCall& call, const ReverseParams& r, [[maybe_unused]] const BackwardMaps& maps) {
   const int64_t ctas = chain_ctas(call, kHeadDim, r.warps);
 #if CAKE_HAS_SM90
-  if (call.native()) {
-    const int groups = r.warps / kNarrowChainWarps;
-    return launch_stage(CAKE_KERNEL_REF(segment_gradients_sm90), ctas, backward_chain_sm90_threads(groups),
-                        reverse_chain_sm90_smem_bytes(groups), call.stream, r);
-  }
+  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(segment_gradients_sm90), r, maps, ctas);
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(segment_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, false), call.stream, r);
 #endif
 }
 
-inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r) {
+inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r, [[maybe_unused]] const BackwardMaps& maps) {
   const int64_t ctas = chain_ctas(call, r.part.value_heads(call.heads.group), kHeadDim, r.warps);
 #if CAKE_HAS_SM90
-  if (call.native()) {
-    const int groups = r.warps / kNarrowChainWarps;
-    return launch_stage(CAKE_KERNEL_REF(value_gradients_sm90), ctas, backward_chain_sm90_threads(groups),
-                        reverse_chain_sm90_smem_bytes(groups), call.stream, r);
-  }
+  if (call.native()) return launch_reverse_chain(call, CAKE_KERNEL_REF(value_gradients_sm90), r, maps, ctas);
 #endif
 #if CAKE_GDN_HAS_PORTABLE
   launch_stage(CAKE_KERNEL_REF(value_gradients_any), ctas, 32 * r.warps, chain_smem_bytes(r.warps, true, true), call.stream, r);
@@ -48,7 +70,7 @@ inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t war
     p.warps = static_cast<int32_t>(warps);
     const int groups = p.warps / kNarrowChainWarps;
     return launch_stage(CAKE_KERNEL_REF(chunk_states_sm90), chain_ctas(call, p.part.value_heads(call.heads.group), kHeadDim, warps),
-                        backward_chain_sm90_threads(groups), chunk_states_sm90_smem_bytes(groups), call.stream, p, true);
+                        chunk_states_sm90_threads(groups), chunk_states_sm90_smem_bytes(groups), call.stream, p, true);
   }
 #endif
 #if CAKE_GDN_HAS_PORTABLE

@@ -216,17 +216,18 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   if (by_stage && pack.may_leave_rows()) t.uncovered = results;
   p.q = r.q = t.q = call.q;
   p.k = r.k = t.k = call.k;
+  const BackwardMaps maps = map_backward(call, r);
   if (call.slots_per_row > 0) {
     launch_segment_pairs(call, p, kHeadDim, warps);
     r.part = whole_call(call);
-    launch_segment_gradients(call, r);
+    launch_segment_gradients(call, r, maps);
     launch_segment_states(call, CAKE_KERNEL_REF(segment_exits_any), factors, exits);
   }
   // One workspace serves the waves in turn.
   r.warps = static_cast<int32_t>(check_warps(wave_warps));
   auto run_wave = [&](int64_t first_key_head, Half half) {
     p.part = r.part = t.part = part_of_wave(call, first_key_head, wave_key_heads, half);
-    launch_value_gradients(call, r);
+    launch_value_gradients(call, r, maps);
     if (!tokens_too) return;
     launch_chunk_states(call, p, wave_warps);
     launch_token_gradients(call, t, multiprocessors);

@@ -1,7 +1,7 @@
 // What the native chains share: how a CTA finds its work, how stages are fed, and how a warpgroup's state and tiles travel.
 //
 // A warpgroup owns 64 value columns and keeps S^T (64 x 128) in registers as the accumulator of its products; a CTA has one or two such
-// warpgroups and a third that feeds them, a stage a chunk. Columns never mix, so one or two per CTA give the same bits.
+// warpgroups, and others that load, a stage a chunk, and store for them. Columns never mix, so one or two per CTA give the same bits.
 #pragma once
 
 #include "cake/gdn/any/chain_products.cuh"
@@ -10,7 +10,6 @@
 namespace cake::gdn::sm90 {
 
 inline constexpr int kStageScalars = 3;  // gamma, e, beta
-inline constexpr int kFeedingWarps = 4;
 
 // The segment and head of a CTA, and its share of the value columns.
 struct ChainPlace {
@@ -91,12 +90,27 @@ struct StageBarriers {
   uint64_t full[kStages];  // every feeding warp's rows, and the bytes of the tiles
   uint64_t free[kStages];  // its readers are done
 
-  __device__ __forceinline__ void init(int readers) {
+  __device__ __forceinline__ void init(int feeding_warps, int readers) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(&full[i], kFeedingWarps + 1);
+      ptx::mbarrier_init(&full[i], feeding_warps + 1);
       ptx::mbarrier_init(&free[i], readers);
     }
-    ptx::mbarrier_init_fence();
+  }
+};
+
+// What a warpgroup's columns of a chunk leave by, one warp for each warpgroup: the chain does not wait for its stores. Those who stage
+// fence.
+template <int kGroups, int kStages>
+struct StoreBarriers {
+  uint64_t state_full[kGroups], state_free[kGroups];  // the staging of a state
+  uint64_t tokens_full[kGroups][kStages];             // rows in their stage, which the storing warp frees
+
+  __device__ __forceinline__ void init() {
+    for (int group = 0; group < kGroups; ++group) {
+      ptx::mbarrier_init(&state_full[group], 4);
+      ptx::mbarrier_init(&state_free[group], 1);
+      for (int i = 0; i < kStages; ++i) ptx::mbarrier_init(&tokens_full[group][i], 4);
+    }
   }
 };
 
@@ -167,7 +181,7 @@ __device__ __forceinline__ void stage_state(char* staging, const uint32_t (&stat
   }
 }
 
-// By one thread, behind a barrier of the warpgroup.
+// By one thread, behind a barrier of those who staged it.
 __device__ __forceinline__ void store_staged_state(char* global_tile, const char* staging, int first_column) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

@@ -2,11 +2,14 @@
 #pragma once
 
 #include "cake/gdn/rule_params.h"
+#include "cake/host/tensor_map_value.h"
 
 namespace cake::gdn {
 
-// The chains: one or two warpgroups of 64 value columns and one that feeds them. The structs live with the kernels, which assert these.
-CAKE_HOST_DEVICE constexpr int backward_chain_sm90_threads(int groups) { return 128 * (groups + 1); }
+// The chains: one or two warpgroups of 64 value columns, and one that loads and stores for them; the reverse one has another that makes P.
+// The structs live with the kernels, which assert these.
+CAKE_HOST_DEVICE constexpr int reverse_chain_sm90_threads(int groups) { return 128 * (groups + 2); }
+CAKE_HOST_DEVICE constexpr int chunk_states_sm90_threads(int groups) { return 128 * (groups + 1); }
 CAKE_HOST_DEVICE constexpr uint32_t reverse_chain_sm90_smem_bytes(int groups) { return groups == 2 ? 232448u : 191488u; }
 CAKE_HOST_DEVICE constexpr uint32_t chunk_states_sm90_smem_bytes(int groups) { return groups == 2 ? 200704u : 151552u; }
 
@@ -17,9 +20,19 @@ inline constexpr float kDeferredBelow = 0x1p-40f;
 inline constexpr int kTokenGradientsSm90Threads = 512;
 inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 230400;
 
+// The maps are those of MappedChainParams. Rows that stand for several have none.
+CAKE_HOST_DEVICE constexpr bool mappable(const TokenRows& rows) {
+  return rows.row_stride != 0 && rows.token_stride != 0 && rows.head_stride != 0;
+}
+
+struct MappedReverseParams {
+  ReverseParams reverse;
+  host::TensorMap q, k, grad_o;
+};
+
 }  // namespace cake::gdn
 
 CAKE_DECLARE_KERNEL(chunk_states_sm90, cake::gdn::ChainParams)
-CAKE_DECLARE_KERNEL(segment_gradients_sm90, cake::gdn::ReverseParams)
-CAKE_DECLARE_KERNEL(value_gradients_sm90, cake::gdn::ReverseParams)
+CAKE_DECLARE_KERNEL(segment_gradients_sm90, cake::gdn::MappedReverseParams)
+CAKE_DECLARE_KERNEL(value_gradients_sm90, cake::gdn::MappedReverseParams)
 CAKE_DECLARE_KERNEL(token_gradients_sm90, cake::gdn::TokenGradientsParams)

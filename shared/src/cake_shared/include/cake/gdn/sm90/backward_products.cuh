@@ -45,6 +45,23 @@ __device__ __forceinline__ void copy_rows(char* shared_tile, const TokenRows& ro
   }
 }
 
+// The same by one warp with hardly any registers, where it is rare: returns when the rows are there for the tensor cores, too.
+template <int kUnits>
+__device__ __forceinline__ void copy_rows_slowly(char* shared_tile, const TokenRows& rows, TokenPlace at, int tokens, int head,
+                                                 int first_unit, int lane) {
+#pragma unroll 1
+  for (int i = lane; i < kChunk * kUnits; i += 32) {
+    const int row = i / kUnits, unit = i % kUnits;
+    const bool valid = row < tokens;
+    const char* const from = row_pointer(rows, {at.row, at.token + (valid ? row : 0)}, head) + 16 * (first_unit + unit);
+    ptx::cp_async_16(ptx::shared_address(shared_tile) + tile::unit_offset<kChunk>(row, unit), from, valid);
+  }
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  ptx::fence_async_shared();
+  __syncwarp();
+}
+
 // The warp's index as a value that the compiler knows to be uniform.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
 

@@ -6,8 +6,9 @@
 // writes  S0 and V' of every chunk as BF16 tiles. A later half is reached from the segment's entry: the chunks before it are run, and
 //         nothing of them is written
 // start   beside value_gradients, before which all that this reads was made: it waits for its predecessor when it is done
-// barriers  full[stage]: rows and tiles arrived; free[stage]: the warpgroup is past the stage and its copies out of it have read it
-//           named 1, 2: a warpgroup's staging is free | S0 staged | V' staged
+// warps   one or two warpgroups that run the chain; of one more, warps 0 and 1 copy rows, warps 2 and 3 store S0 and V' of a warpgroup each
+// barriers  full[stage]: rows and tiles arrived; free[stage]: V' has left it, the last that a warpgroup does with it
+//           state_full, tokens_full: a warpgroup's S0 is staged; V' is in its stage, and the chunk's products are done
 #pragma once
 
 #include "cake/gdn/sm90/backward_chain.cuh"
@@ -26,8 +27,11 @@ struct StatesSmem {
   char staging[kGroups][2 * kHalfStateBlockBytes];
   alignas(128) float scalars[kStages][kStageScalars][kChunk];
   StageBarriers<kStages> barriers;
+  StoreBarriers<kGroups, kStages> stores;
 };
 static_assert(sizeof(StatesSmem<2>) <= chunk_states_sm90_smem_bytes(2) && sizeof(StatesSmem<1>) <= chunk_states_sm90_smem_bytes(1));
+
+inline constexpr int kFeedingWarps = 2;
 
 template <int kGroups>
 __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int thread) {
@@ -47,9 +51,41 @@ __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const Cha
         const TokenPlace at = work.place_of_chunk(chunk, p.heads);
         const int tokens = work.tokens_of(chunk);
         auto& to = smem.stage[stage];
-        copy_rows<kWarpgroupThreads, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
-        copy_rows<kWarpgroupThreads, 8 * kGroups>(to.v[0], p.v, at, tokens, work.head, work.first_column / 8, thread);
+        copy_rows<32 * kFeedingWarps, 16>(to.k, p.k, at, tokens, key_head, 0, thread);
+        copy_rows<32 * kFeedingWarps, 8 * kGroups>(to.v[0], p.v, at, tokens, work.head, work.first_column / 8, thread);
       });
+}
+
+// By one thread of a warp: S0 and V' of a warpgroup's columns.
+template <int kGroups>
+__device__ __forceinline__ void store_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int group) {
+  const int group_column = work.first_column + 64 * group;
+  Turn<StatesSmem<kGroups>::kStages> turn;
+  uint32_t state_parity = 0;
+  int before = -1;  // the stage whose V' is on its way
+#pragma unroll 1
+  for (int chunk = work.segment.first_chunk; chunk <= work.last_chunk(); ++chunk, turn.advance()) {
+    if (chunk < work.half.first) {
+      ptx::mbarrier_wait(&smem.stores.tokens_full[group][turn.stage], turn.parity);
+      ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
+      continue;
+    }
+    const int64_t record = work.tile(p.part, p.heads, chunk);
+    ptx::mbarrier_wait(&smem.stores.state_full[group], state_parity);
+    state_parity ^= 1;
+    store_staged_state(p.entry_states + record * kStateTileBytes, smem.staging[group], group_column);
+    if (before >= 0) {
+      ptx::bulk_wait_read<1>();
+      ptx::mbarrier_arrive(&smem.barriers.free[before]);
+    }
+    ptx::mbarrier_wait(&smem.stores.tokens_full[group][turn.stage], turn.parity);
+    ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, smem.stage[turn.stage].v[group], kBlockBytes);
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<1>();
+    ptx::mbarrier_arrive(&smem.stores.state_free[group]);
+    before = turn.stage;
+  }
+  ptx::bulk_wait<0>();
 }
 
 template <int kGroups>
@@ -59,9 +95,7 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
   const LaneOffsets offsets(lane);
   const int c = lane & 3;
   const int group_column = work.first_column + 64 * group, first_column = group_column + 16 * block;
-  const bool leads = block == 0 && lane == 0;
   char* const staging = smem.staging[group];
-  auto group_barrier = [&] { ptx::named_barrier_sync(1 + group, kWarpgroupThreads); };
 
   State state;
 #pragma unroll
@@ -75,14 +109,13 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
   }
 
   Turn<Smem::kStages> turn;
-  int before = 0;
+  uint32_t state_parity = 1;
 #pragma unroll 1
   for (int chunk = work.segment.first_chunk; chunk <= work.last_chunk(); ++chunk) {
     const bool stores = chunk >= work.half.first;
     auto& stage = smem.stage[turn.stage];
     const auto& scalars = smem.scalars[turn.stage];
     char* const values = stage.v[group];
-    const int64_t record = work.tile(p.part, p.heads, chunk);
     const uint32_t k_tile = ptx::shared_address(stage.k);
     uint32_t packed[32];
     pack_operand(packed, state);
@@ -95,19 +128,16 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     state_times_rows(y, packed, k_tile);
     ptx::wgmma_commit();
 
-    // S0 of the chunk before has left the staging; its V', the last group, may be on its way.
     if (stores) {
-      if (leads) ptx::bulk_wait_read<1>();
-      group_barrier();
+      ptx::mbarrier_wait(&smem.stores.state_free[group], state_parity);
+      state_parity ^= 1;
       stage_state(staging, packed, block, offsets);
+      ptx::fence_async_shared();
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.stores.state_full[group]);
     }
     uint32_t operand[16];
     load_tokens(operand, values, block, offsets);
-    if (stores) {
-      ptx::fence_async_shared();
-      group_barrier();
-      if (leads) store_staged_state(p.entry_states + record * kStateTileBytes, staging, group_column);
-    }
 
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
@@ -145,21 +175,12 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
       stage_tokens(values, writes, block, offsets);
       ptx::fence_async_shared();
     }
-    group_barrier();
-    if (leads) {
-      ptx::bulk_wait_read<1>();  // V' of the chunk before has left its stage
-      if (chunk != work.segment.first_chunk) ptx::mbarrier_arrive(&smem.barriers.free[before]);
-      if (stores) {
-        ptx::bulk_store(p.writes + record * kTokenTileBytes + group_column / 64 * kBlockBytes, values, kBlockBytes);
-        ptx::bulk_commit();
-      }
-    }
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);
-    before = turn.stage;
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&smem.stores.tokens_full[group][turn.stage]);
     turn.advance();
   }
-  if (leads) ptx::bulk_wait<0>();
 }
 
 template <int kGroups>
@@ -168,14 +189,24 @@ __device__ __forceinline__ void run_chunk_states(const ChainParams& p) {
   const int warp = warp_index(), lane = threadIdx.x & 31;
   const ChainPlace work = chain_place<kGroups>(p.tables, p.heads, p.part);
   if (work.half.chunks == 0) return;
-  if (threadIdx.x == 0) smem.barriers.init(kGroups);
+  if (threadIdx.x == 0) {
+    smem.barriers.init(kFeedingWarps, kGroups);
+    smem.stores.init();
+    ptx::mbarrier_init_fence();
+  }
   __syncthreads();
   if (warp < 4 * kGroups) {
     ptx::take_registers<232>();
     run_states<kGroups>(smem, p, work, warp >> 2, warp & 3, lane);
   } else {
     ptx::give_registers<40>();
-    feed_states<kGroups>(smem, p, work, threadIdx.x - kWarpgroupThreads * kGroups);
+    const int helper = warp - 4 * kGroups, group = helper - kFeedingWarps;
+    if (helper < kFeedingWarps) {
+      feed_states<kGroups>(smem, p, work, 32 * helper + lane);
+    } else if (group < kGroups) {
+      if (lane == 0) store_states<kGroups>(smem, p, work, group);
+      __syncwarp();  // lanes that waited for the predecessor would keep this one from its work
+    }
   }
 }
 

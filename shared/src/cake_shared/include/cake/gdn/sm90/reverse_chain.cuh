@@ -4,11 +4,14 @@
 //   dS0 = gamma_C dS1 + scale (gamma Q)^T dO - (beta gamma K)^T dR
 //
 // A segment's later half runs first and leaves its gradient in FP32 in the cut's slot, from which the earlier half goes on: a cut moves no
-// bit. P is made from Q and K by the feeding warpgroup. What dV' loses in BF16 is added to dR: T's diagonal is 1. Rows of dv whose beta is
+// bit. P is made from Q and K. What dV' loses in BF16 is added to dR: T's diagonal is 1. Rows of dv whose beta is
 // too small to divide by hold dR, see ReverseParams.
-// barriers  full[stage]: rows and tiles arrived, P made; free[stage]: every consuming warp is past the stage
-//           named 1, 2: a warpgroup's staging is free | dS1 staged | dO read | dv staged in dO's place; 3: the feeding warpgroup's rows
-//           arrived
+// warps   one or two warpgroups that run the chain, one that makes P, and one whose first warps store dS1 and dv of a warpgroup each and
+//         whose third loads
+// barriers  keys_full[stage]: K and Q arrived; full[stage]: all else, and P is made; free[stage]: every warp of the chain is past the
+//           stage, and dv has left it
+//           state_full, tokens_full: a warpgroup's dS1 is staged; dv is in dO's place
+//           named 1, 2: a warpgroup has read dO
 #pragma once
 
 #include "cake/gdn/sm90/backward_chain.cuh"
@@ -16,6 +19,7 @@
 namespace cake::gdn::sm90 {
 
 enum class Reverse { kGradients, kPairs };
+inline constexpr int kLoadingWarp = 2;  // of the last warpgroup, behind those that store
 
 template <int kGroups>
 struct ReverseSmem {
@@ -31,6 +35,8 @@ struct ReverseSmem {
   char staging[kGroups][2 * kHalfStateBlockBytes];
   alignas(128) float scalars[kStages][kStageScalars][kChunk];
   StageBarriers<kStages> barriers;
+  uint64_t keys_full[kStages];  // K and Q
+  StoreBarriers<kGroups, kStages> stores;
 };
 static_assert(sizeof(ReverseSmem<2>) == reverse_chain_sm90_smem_bytes(2) && sizeof(ReverseSmem<1>) == reverse_chain_sm90_smem_bytes(1));
 
@@ -79,36 +85,61 @@ __device__ __forceinline__ void store_attention(char* tile_to, const Fragment& p
   }
 }
 
-// A stage's copies are on their way when P of the stage before is made.
+// By a warp: all that a chunk reads, whole chunks by the copy engine and others row by row.
 template <int kGroups>
-__device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int thread) {
-  using Smem = ReverseSmem<kGroups>;
-  const int key_head = work.head / p.heads.group, block = thread >> 5, lane = thread & 31;
-  Turn<Smem::kStages> turn;
-  auto scalars_of = [&](int chunk) { return p.scalars + (int64_t{chunk} * p.heads.value_heads + work.head) * kScalarFloats; };
-  auto start = [&](int chunk) {
+__device__ __forceinline__ void load_chunks(ReverseSmem<kGroups>& smem, const MappedReverseParams& m, const ChainPlace& work, int lane) {
+  const ReverseParams& p = m.reverse;
+  const int key_head = work.head / p.heads.group;
+  constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
+  Turn<ReverseSmem<kGroups>::kStages> turn;
+#pragma unroll 1
+  for (int chunk = work.last_chunk(); chunk >= work.half.first; --chunk, turn.advance()) {
     auto& stage = smem.stage[turn.stage];
     const TokenPlace at = work.place_of_chunk(chunk, p.heads);
     const int tokens = work.tokens_of(chunk);
+    const bool whole = tokens == kChunk;
+    const bool maps_k = whole && mappable(p.k), maps_q = whole && mappable(p.q), maps_grad_o = whole && mappable(p.grad_o);
     ptx::mbarrier_wait(&smem.barriers.free[turn.stage], turn.parity ^ 1);
-    if (thread == 0) {
-      uint64_t* full = &smem.barriers.full[turn.stage];
-      const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
-      constexpr uint32_t kScalarBytes = sizeof(smem.scalars[0]);
-      ptx::mbarrier_arrive_expect_bytes(full, kSquareTileBytes + kScalarBytes);
-      ptx::bulk_load(stage.inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
-      ptx::bulk_load(smem.scalars[turn.stage], scalars_of(chunk), kScalarBytes, full);
+    if (!maps_k) copy_rows_slowly<16>(stage.k, p.k, at, tokens, key_head, 0, lane);
+    if (!maps_q) copy_rows_slowly<16>(stage.q, p.q, at, tokens, key_head, 0, lane);
+    if (!maps_grad_o) {
+      copy_rows_slowly<8 * kGroups>(stage.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, lane);
     }
-    copy_rows<kWarpgroupThreads, 16>(stage.k, p.k, at, tokens, key_head, 0, thread);
-    copy_rows<kWarpgroupThreads, 16>(stage.q, p.q, at, tokens, key_head, 0, thread);
-    copy_rows<kWarpgroupThreads, 8 * kGroups>(stage.grad_o[0], p.grad_o, at, tokens, work.head, work.first_column / 8, thread);
-    ptx::cp_async_commit();
-    turn.advance();
-  };
-  auto finish = [&](int index, const RowDecays& b) {
-    auto& stage = smem.stage[index];
-    ptx::fence_async_shared();
-    ptx::named_barrier_sync(3, kWarpgroupThreads);
+    if (lane == 0) {
+      uint64_t *keys = &smem.keys_full[turn.stage], *full = &smem.barriers.full[turn.stage];
+      ptx::mbarrier_arrive_expect_bytes(keys, (maps_k ? kTokenTileBytes : 0) + (maps_q ? kTokenTileBytes : 0));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int32_t from[4] = {64 * i, key_head, at.token, at.row};
+        if (maps_k) ptx::tensor_load(stage.k + i * kBlockBytes, &m.k, from, keys);
+        if (maps_q) ptx::tensor_load(stage.q + i * kBlockBytes, &m.q, from, keys);
+      }
+      const int64_t record = int64_t{chunk} * p.heads.value_heads + work.head;
+      ptx::mbarrier_arrive_expect_bytes(full, kSquareTileBytes + kScalarBytes + (maps_grad_o ? kGroups * kBlockBytes : 0));
+      ptx::bulk_load(stage.inverse, p.inverse + record * kSquareTileBytes, kSquareTileBytes, full);
+      ptx::bulk_load(smem.scalars[turn.stage], p.scalars + record * kScalarFloats, kScalarBytes, full);
+      if (maps_grad_o) {
+#pragma unroll
+        for (int i = 0; i < kGroups; ++i) {
+          ptx::tensor_load(stage.grad_o[i], &m.grad_o, {work.first_column + 64 * i, work.head, at.token, at.row}, full);
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+// By a warpgroup: P of every chunk, as far ahead of the chain as its rows are.
+template <int kGroups>
+__device__ __forceinline__ void make_attention(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int block,
+                                               int lane) {
+  Turn<ReverseSmem<kGroups>::kStages> turn;
+#pragma unroll 1
+  for (int chunk = work.last_chunk(); chunk >= work.half.first; --chunk, turn.advance()) {
+    auto& stage = smem.stage[turn.stage];
+    RowDecays b;
+    b.load(p.scalars + (int64_t{chunk} * p.heads.value_heads + work.head) * kScalarFloats + kLog2Decay * kChunk, block, lane);
+    ptx::mbarrier_wait(&smem.keys_full[turn.stage], turn.parity);
     Fragment products;
     ptx::wgmma_keep(products);
     ptx::wgmma_fence();
@@ -119,35 +150,54 @@ __device__ __forceinline__ void feed_reverse(ReverseSmem<kGroups>& smem, const R
     store_attention(stage.attention, products, b, p.scale, block, lane);
     ptx::fence_async_shared();
     __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.full[index]);
-  };
-  RowDecays b;
-  int chunk = work.last_chunk(), made = 0;
-  start(chunk);
-#pragma unroll 1
-  for (int left = work.half.chunks; left > 0; --left, --chunk) {
-    b.load(scalars_of(chunk) + kLog2Decay * kChunk, block, lane);
-    if (left > 1) {
-      start(chunk - 1);
-      ptx::cp_async_wait<1>();
-    } else {
-      ptx::cp_async_wait<0>();
-    }
-    finish(made, b);
-    made = made + 1 == Smem::kStages ? 0 : made + 1;
+    if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.full[turn.stage]);
   }
+}
+
+// By a warp: dS1 and dv of a warpgroup's columns.
+template <int kGroups>
+__device__ __forceinline__ void store_gradients(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int group,
+                                                int lane) {
+  const int group_column = work.first_column + 64 * group;
+  Turn<ReverseSmem<kGroups>::kStages> turn;
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int chunk = work.last_chunk(); chunk >= work.half.first; --chunk, turn.advance(), parity ^= 1) {
+    ptx::mbarrier_wait(&smem.stores.state_full[group], parity);
+    if (lane == 0) {
+      store_staged_state(p.exit_gradients + work.tile(p.part, p.heads, chunk) * kStateTileBytes, smem.staging[group], group_column);
+      ptx::bulk_wait_read<0>();
+      ptx::mbarrier_arrive(&smem.stores.state_free[group]);
+    }
+    const char* const from = smem.stage[turn.stage].grad_o[group];
+    const int tokens = work.tokens_of(chunk);
+    const int64_t row_bytes = 2 * p.grad_v.token_stride;
+    char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column + (lane >> 3) * row_bytes +
+               16 * (lane & 7);
+    ptx::mbarrier_wait(&smem.stores.tokens_full[group][turn.stage], turn.parity);
+#pragma unroll 4
+    for (int row = lane >> 3; row < tokens; row += 4, to += 4 * row_bytes) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + tile::unit_offset<kChunk>(row, lane & 7));
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
+  }
+  if (lane == 0) ptx::bulk_wait<0>();
 }
 
 template <Reverse kUse, int kGroups>
 __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const ReverseParams& p, const ChainPlace& work, int group,
                                             int warp_in_group, int lane) {
   using Smem = ReverseSmem<kGroups>;
-  const LaneOffsets offsets(lane);
-  const int c = lane & 3, block = warp_in_group, thread = 32 * block + lane;
+  const int c = lane & 3, block = warp_in_group;
+  // Made again where they are used: the chain has no register to spare.
+  auto offsets = [&] {
+    int same = lane;
+    asm volatile("" : "+r"(same));
+    return LaneOffsets(same);
+  };
   const int group_column = work.first_column + 64 * group, first_column = group_column + 16 * block;
-  const bool leads = thread == 0;
   char* const staging = smem.staging[group];
-  auto group_barrier = [&] { ptx::named_barrier_sync(1 + group, kWarpgroupThreads); };
 
   State state;
 #pragma unroll
@@ -169,6 +219,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
   const bool has_final = p.grad_final.data && work.segment.last() && !work.forgets;
   const bool wants_initial = p.grad_initial.data && work.segment.first();
   Turn<Smem::kStages> turn;
+  uint32_t state_parity = 1;
 #pragma unroll 1
   for (int chunk = work.last_chunk(); chunk >= work.half.first; --chunk) {
     auto& stage = smem.stage[turn.stage];
@@ -177,6 +228,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     const uint32_t k_tile = ptx::shared_address(stage.k), grad_tile = ptx::shared_address(grad_o);
     uint32_t packed[32];
     pack_operand(packed, state);
+    ptx::mbarrier_wait(&smem.keys_full[turn.stage], turn.parity);
     ptx::mbarrier_wait(&smem.barriers.full[turn.stage], turn.parity);
 
     Fragment y, z;  // dS1 K^T, dO^T P
@@ -214,13 +266,16 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     }
 
     if constexpr (kUse == Reverse::kGradients) {
-      if (leads) ptx::bulk_wait_read<0>();
-      group_barrier();
-      stage_state(staging, packed, block, offsets);
+      ptx::mbarrier_wait(&smem.stores.state_free[group], state_parity);
+      state_parity ^= 1;
+      stage_state(staging, packed, block, offsets());
+      ptx::fence_async_shared();
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.stores.state_full[group]);
     }
 
     uint32_t operand[16];
-    load_tokens(operand, grad_o, block, offsets);
+    load_tokens(operand, grad_o, block, offsets());
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 gamma = pair_of(scalars[kGamma], i, c);
@@ -228,13 +283,6 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
                                   __fmul_rn(__fmul_rn(p.scale, gamma.y), ptx::high_bf16(operand[i])));
     }
     if constexpr (kGroups == 2) scale_state(state, scalars[kGamma][kChunk - 1]);
-    if constexpr (kUse == Reverse::kGradients) {
-      ptx::fence_async_shared();
-      group_barrier();
-      if (leads) {
-        store_staged_state(p.exit_gradients + work.tile(p.part, p.heads, chunk) * kStateTileBytes, staging, group_column);
-      }
-    }
 
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
@@ -243,7 +291,7 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
       // The gradient of an initial state keeps FP32's digits of its largest part: the low words of gamma dO, too.
       if (wants_initial && chunk == work.segment.first_chunk) {
         uint32_t low[16];
-        load_tokens(low, grad_o, block, offsets);
+        load_tokens(low, grad_o, block, offsets());
 #pragma unroll
         for (int i = 0; i < 16; ++i) {
           const float2 gamma = pair_of(scalars[kGamma], i, c);
@@ -305,19 +353,10 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
           grad_v[i] = ptx::pack_bf16(low ? y[2 * i] : __fmul_rn(beta.x, y[2 * i]), high ? y[2 * i + 1] : __fmul_rn(beta.y, y[2 * i + 1]));
         }
       }
-      group_barrier();
-      stage_tokens(grad_o, grad_v, block, offsets);
-      group_barrier();
-      char* to = row_pointer(p.grad_v, work.place_of_chunk(chunk, p.heads), work.head) + 2 * group_column;
-      const int tokens = work.tokens_of(chunk);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = 16 * i + (thread >> 3), unit = thread & 7;
-        if (row < tokens) {
-          *reinterpret_cast<uint4*>(to + row * 2 * p.grad_v.token_stride + 16 * unit) =
-              *reinterpret_cast<const uint4*>(grad_o + tile::unit_offset<kChunk>(row, unit));
-        }
-      }
+      ptx::named_barrier_sync(1 + group, kWarpgroupThreads);
+      stage_tokens(grad_o, grad_v, block, offsets());
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(&smem.stores.tokens_full[group][turn.stage]);
     }
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(state);
@@ -325,7 +364,6 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
     if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
     turn.advance();
   }
-  if (leads) ptx::bulk_wait<0>();
   if constexpr (kUse == Reverse::kPairs) {
     store_state(state, p.segment_exits + slot_offset(work.segment, p.heads, p.slots_per_row, work.head), 1, kHeadDim, first_column, lane);
   } else if (!work.begins_segment()) {
@@ -337,7 +375,8 @@ __device__ __forceinline__ void run_reverse(ReverseSmem<kGroups>& smem, const Re
 }
 
 template <Reverse kUse, int kGroups>
-__device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
+__device__ __forceinline__ void run_reverse_chain(const MappedReverseParams& m) {
+  const ReverseParams& p = m.reverse;
   auto& smem = *reinterpret_cast<ReverseSmem<kGroups>*>(smem_bytes);
   const int warp = warp_index(), lane = threadIdx.x & 31;
   ChainPlace work = chain_place<kGroups>(p.tables, p.heads, p.part);
@@ -350,14 +389,27 @@ __device__ __forceinline__ void run_reverse_chain(const ReverseParams& p) {
       work.forgets = true;
     }
   }
-  if (threadIdx.x == 0) smem.barriers.init(4 * kGroups);
+  if (threadIdx.x == 0) {
+    smem.barriers.init(4, (kUse == Reverse::kGradients ? 5 : 4) * kGroups);
+    smem.stores.init();
+    for (uint64_t& keys : smem.keys_full) ptx::mbarrier_init(&keys, 1);
+    ptx::mbarrier_init_fence();
+  }
   __syncthreads();
   if (warp < 4 * kGroups) {
-    ptx::take_registers<208>();
+    ptx::take_registers<200>();
     run_reverse<kUse, kGroups>(smem, p, work, warp >> 2, warp & 3, lane);
+  } else if (warp < 4 * kGroups + 4) {
+    ptx::give_registers<72>();
+    make_attention<kGroups>(smem, p, work, warp & 3, lane);
   } else {
-    ptx::give_registers<88>();
-    feed_reverse<kGroups>(smem, p, work, threadIdx.x - kWarpgroupThreads * kGroups);
+    ptx::give_registers<40>();
+    const int helper = warp - 4 * kGroups - 4;
+    if (helper == kLoadingWarp) {
+      load_chunks<kGroups>(smem, m, work, lane);
+    } else if (kUse == Reverse::kGradients && helper < kGroups) {
+      store_gradients<kGroups>(smem, p, work, helper, lane);
+    }
   }
 }
 

@@ -14,7 +14,7 @@
 // K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 writes what no chunk
 // writes and makes the sums over tokens. Every sum has one order, whatever the grid.
 // barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
-//           matrices_full: dP and M are there, and the slots that they were made of are read; matrices_free: the products with them are done
+//           matrices_full: dP and M are there; matrices_free: the products with them are done
 //           sums_full[2] -> finishing warp -> sums_free[2]
 //           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
 #pragma once
@@ -47,6 +47,13 @@ __device__ __forceinline__ ItemRows wait_rows(Smem& smem, uint32_t nth) {
 __device__ __forceinline__ uint32_t arrived(Smem& smem, const Tiles& tiles, int tile) {
   ptx::mbarrier_wait(&smem.slot_full[tiles.slot(tile)], tiles.parity(tile));
   return ptx::shared_address(smem.slot[0]) + tiles.slot(tile) * kSlotBytes;
+}
+
+// One thread of each warp of products says that the warp is past a slot. The warps that make dP and M say it too, of the slots that they
+// read longer than the products with dP and M of an earlier head wait for them; of the others half of the warps of products count double.
+__device__ __forceinline__ void release_slot(Smem& smem, int slot, bool alone, const Place& at) {
+  ptx::mbarrier_arrive(&smem.slot_free[slot]);
+  if (alone && at.half == 0) ptx::mbarrier_arrive(&smem.slot_free[slot]);
 }
 
 // Makes dP and M of all items, by one warpgroup.
@@ -114,6 +121,10 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(x);
       ptx::wgmma_keep(y);
+      __syncwarp();
+      if (at.lane == 0) {
+        for (int tile : {kGradO, kGradV, kWrites}) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
+      }
       ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
       PairTerms pairs;
       const Rows row_sums =
@@ -158,7 +169,7 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       const uint32_t k_columns = slots + tiles.k_slot() * kSlotBytes + at.half * kBlockBytes;
       const uint32_t q_columns = slots + tiles.q_slot() * kSlotBytes + at.half * kBlockBytes;
       auto release = [&](int tile) {
-        if (at.lane == 0) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
+        if (at.lane == 0) release_slot(smem, tiles.slot(tile), tile > kWrites, at);
       };
       Sums& sums = smem.sums[head & 1];
       const auto& scalars = smem.scalars[stage];
@@ -180,6 +191,7 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       const Rows by_query = {__fmul_rn(p.scale, gamma.x), __fmul_rn(p.scale, gamma.y)};
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(w);
+      release(kGradO);
       const Rows query = add_scaled(grad_q, w, by_query, q_columns, at, offsets);
       ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
       if (at.c == 0) {
@@ -193,14 +205,8 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       ptx::wgmma_fence();
       rows_times_state(w, writes, at.half ? exit[1] : exit[0]);
       ptx::wgmma_commit();
-      ptx::mbarrier_wait(&smem.matrices_full, head & 1);  // whose making read the slots, too
-      release(kGradO);
-      ptx::wgmma_keep(grad_q);
-      ptx::wgmma_fence();
-      add_square_times_rows<false>(grad_q, attention_grad, k_columns);
-      ptx::wgmma_commit();
 
-      ptx::wgmma_wait<2>();
+      ptx::wgmma_wait<1>();
       ptx::wgmma_keep(z);
       release(kGradV);
       const float states = state_dot(exit, entry, at, offsets);
@@ -218,20 +224,13 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
         sums.key_residual[at.half][at.row] = __fmul_rn(gamma.x, key.x);
         sums.key_residual[at.half][at.row + 8] = __fmul_rn(gamma.y, key.y);
       }
-      ptx::wgmma_wait<1>();
+      ptx::wgmma_wait<0>();
       ptx::wgmma_keep(w);
       release(kWrites);
       release(kExitGrad);
       release(kExitGrad + 1);
       const Rows end = of_rows(scalars[kEnd], at.row);
       const Rows leaving = add_scaled(grad_k, w, end, k_columns, at, offsets);
-      ptx::wgmma_keep(grad_k);
-      ptx::wgmma_fence();
-      add_square_times_rows<false>(grad_k, interaction_grad, k_columns);
-      add_square_times_rows<true>(grad_k, interaction_grad, k_columns);
-      add_square_times_rows<true>(grad_k, attention_grad, q_columns);
-      ptx::wgmma_commit();
-
       if (at.c == 0) {
         sums.leaving[at.half][at.row] = __fmul_rn(end.x, leaving.x);
         sums.leaving[at.half][at.row + 8] = __fmul_rn(end.y, leaving.y);
@@ -241,6 +240,17 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
         ptx::mbarrier_arrive(&smem.scalars_free[stage]);
         ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
       }
+
+      // Last, so that making dP and M has all of the above to hide behind.
+      ptx::mbarrier_wait(&smem.matrices_full, head & 1);
+      ptx::wgmma_keep(grad_q);
+      ptx::wgmma_keep(grad_k);
+      ptx::wgmma_fence();
+      add_square_times_rows<false>(grad_q, attention_grad, k_columns);
+      add_square_times_rows<false>(grad_k, interaction_grad, k_columns);
+      add_square_times_rows<true>(grad_k, interaction_grad, k_columns);
+      add_square_times_rows<true>(grad_k, attention_grad, q_columns);
+      ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(grad_q);
       ptx::wgmma_keep(grad_k);
@@ -269,8 +279,8 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
     store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
     __syncwarp();
     if (at.lane == 0) {
-      ptx::mbarrier_arrive(&smem.slot_free[item.k_slot]);
-      ptx::mbarrier_arrive(&smem.slot_free[item.q_slot]);
+      release_slot(smem, item.k_slot, true, at);
+      release_slot(smem, item.q_slot, true, at);
     }
   }
 }

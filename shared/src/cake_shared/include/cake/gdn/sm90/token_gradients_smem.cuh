@@ -136,7 +136,7 @@ __device__ __forceinline__ bool item_of(const TokenGradientsParams& p, uint32_t 
 __device__ __forceinline__ void init_barriers(Smem& smem) {
   for (int i = 0; i < kSlots; ++i) {
     ptx::mbarrier_init(&smem.slot_full[i], 1);
-    ptx::mbarrier_init(&smem.slot_free[i], kProductWarps);
+    ptx::mbarrier_init(&smem.slot_free[i], kProductWarps + kMatrixWarps);
   }
   for (int i = 0; i < kRowStages; ++i) ptx::mbarrier_init(&smem.rows_full[i], 1);
   for (int i = 0; i < kScalarStages; ++i) {

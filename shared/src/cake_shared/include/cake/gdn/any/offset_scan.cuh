@@ -49,32 +49,24 @@ __device__ inline int32_t scan_offsets(const PackOffsetsParams& p, const OffsetA
 
   if (thread == 0) smem.faults = 0;
   __syncthreads();
-  // They are read once, and those of a sound pack rise from 0 to at most buffer_tokens, which fits in 32 bits: the host has checked it.
   int32_t faults = 0;
-  for (int32_t i = begin; i < end; ++i) {
-    const int64_t first = offset_of(p, i), next = offset_of(p, i + 1);
-    if (i == 0 && first != 0) faults |= kFirstOffsetNotZero;
-    if (i + 1 == sequences && next > buffer_tokens) faults |= kLastOffsetBeyondTokens;
-    if (next < first) faults |= kOffsetsDecrease;
-    to.tokens[i + 1] = static_cast<int32_t>(next);
-  }
   if (thread == 0) {
-    to.tokens[0] = 0;
-    if (sequences == 0) {
-      const int64_t only = offset_of(p, 0);
-      if (only != 0) faults |= kFirstOffsetNotZero;
-      if (only > buffer_tokens) faults |= kLastOffsetBeyondTokens;
-    }
+    if (offset_of(p, 0) != 0) faults |= kFirstOffsetNotZero;
+    if (offset_of(p, sequences) > buffer_tokens) faults |= kLastOffsetBeyondTokens;
+  }
+  for (int32_t i = begin; i < end; ++i) {
+    if (offset_of(p, i + 1) < offset_of(p, i)) faults |= kOffsetsDecrease;
   }
   if (faults != 0) atomicOr(&smem.faults, faults);
   __syncthreads();
   faults = smem.faults;
 
+  // Offsets that rise from 0 to at most buffer_tokens fit in 32 bits: the host has checked buffer_tokens.
   int32_t chunks = 0, segments = 0;
   bool has_segments = false;
   if (faults == 0) {
     for (int32_t i = begin; i < end; ++i) {
-      const int32_t tokens = to.tokens[i + 1] - to.tokens[i];
+      const int32_t tokens = static_cast<int32_t>(offset_of(p, i + 1) - offset_of(p, i));
       chunks += cake::work::chunks_of(tokens);
       segments += cake::work::segments_of(tokens);
       has_segments |= cake::work::segments_of(tokens) > 1;
@@ -95,14 +87,16 @@ __device__ inline int32_t scan_offsets(const PackOffsetsParams& p, const OffsetA
   }
 
   for (int32_t i = begin; i < end; ++i) {
-    if (faults != 0) to.tokens[i + 1] = 0;
-    const int32_t tokens = faults == 0 ? to.tokens[i + 1] - to.tokens[i] : 0;
+    const int32_t first = faults == 0 ? static_cast<int32_t>(offset_of(p, i)) : 0;
+    const int32_t next = faults == 0 ? static_cast<int32_t>(offset_of(p, i + 1)) : 0;
+    to.tokens[i] = first;
     to.chunks[i] = first_chunk;
     to.segments[i] = first_segment;
-    first_chunk += cake::work::chunks_of(tokens);
-    first_segment += cake::work::segments_of(tokens);
+    first_chunk += cake::work::chunks_of(next - first);
+    first_segment += cake::work::segments_of(next - first);
   }
   if (thread == kThreads - 1) {  // after its share, empty or not, this thread holds the totals
+    to.tokens[sequences] = faults == 0 ? static_cast<int32_t>(offset_of(p, sequences)) : 0;
     to.chunks[sequences] = first_chunk;
     to.segments[sequences] = first_segment;
   }

@@ -52,8 +52,8 @@ inline int64_t chain_ctas(const RuleCall& call, int64_t columns, int64_t warps) 
 
 #if CAKE_HAS_SM90
 
-// Boxes of 64 columns and, unless fewer are asked for, 64 tokens of one head. Rows that no program reads have no map.
-inline host::TensorMap map_rows(const char* name, const TokenRows& rows, const Pack& pack, int64_t heads, uint32_t tokens = kChunk) {
+// Boxes of 64 columns and 64 tokens of one head. Rows that no program reads have no map.
+inline host::TensorMap map_rows(const char* name, const TokenRows& rows, const Pack& pack, int64_t heads) {
   if (rows.data == nullptr) return {};
   constexpr int64_t kRowBytes = 2 * kHeadDim;
   auto stride = [](int64_t extent, int64_t elements) { return static_cast<uint64_t>(extent == 1 ? kRowBytes : 2 * elements); };
@@ -62,12 +62,12 @@ inline host::TensorMap map_rows(const char* name, const TokenRows& rows, const P
                                 static_cast<uint64_t>(pack.rows)},
                                {stride(heads, rows.head_stride), stride(pack.tokens_per_row, rows.token_stride),
                                 stride(pack.rows, rows.row_stride)},
-                               {64, 1, tokens, 1}};
+                               {64, 1, kChunk, 1}};
   return host::encode_tensor_map(name, box);
 }
 
 inline MappedChainParams mapped(const RuleCall& call, const ChainParams& p) {
-  return {p, map_rows("q", p.q, call.pack, call.heads.key_heads, kQueryRows), map_rows("k", p.k, call.pack, call.heads.key_heads),
+  return {p, map_rows("q", p.q, call.pack, call.heads.key_heads), map_rows("k", p.k, call.pack, call.heads.key_heads),
           map_rows("v", p.v, call.pack, call.heads.value_heads), map_rows("o", p.o, call.pack, call.heads.value_heads)};
 }
 

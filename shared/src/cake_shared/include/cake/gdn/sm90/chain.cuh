@@ -36,14 +36,6 @@ __device__ __forceinline__ pipe::RingPlace<kOutputStages> output_place(int chunk
   return {chunk & 1, static_cast<uint32_t>(chunk) >> 1 & 1};
 }
 
-// Groups of 8 tokens of Q, of the rows of P and of the columns of O in registers lie in the order 0, 7, 1, 6, 2, 5, 3, 4: so the 16 rows
-// of P that a warp makes have as many elements below the diagonal as those of every other warp.
-__device__ __forceinline__ constexpr int query_group_at(int place) { return place & 1 ? 7 - place / 2 : place / 2; }
-__device__ __forceinline__ constexpr int query_row_of(int token) {
-  const int group = token / kQueryRows;
-  return kQueryRows * (group < 4 ? 2 * group : 15 - 2 * group) + token % kQueryRows;
-}
-
 struct KeyStage {
   alignas(1024) char k[kTokenTileBytes];
   char q[kTokenTileBytes];
@@ -133,13 +125,7 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
     for (int block = 0; block < 2; ++block) {
       const int32_t from[4] = {64 * block, key_head, at.token, at.row};
       ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, from, full);
-      if constexpr (kOutput) {
-#pragma unroll
-        for (int group = 0; group < 8; ++group) {
-          char* to = keys.q + block * kSquareTileBytes + 1024 * group;
-          ptx::tensor_load(to, &p.q, {64 * block, key_head, at.token + kQueryRows * query_group_at(group), at.row}, full);
-        }
-      }
+      if constexpr (kOutput) ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, from, full);
     }
     if (values) {
 #pragma unroll
@@ -159,44 +145,19 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
 template <int kSlices>
 __device__ __forceinline__ void zero_missing_rows(NativeChainSmem<kSlices, true>& smem, const InputPlace& place, int tokens, int thread,
                                                   int lane) {
-  auto zero = [&](char* block, auto row_of) {
+  auto zero = [&](char* block) {
     for (int unit = 8 * tokens + thread; unit < 8 * kChunk; unit += 128) {
-      reinterpret_cast<uint4*>(block)[8 * row_of(unit / 8) + unit % 8] = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<uint4*>(block)[unit] = make_uint4(0, 0, 0, 0);
     }
   };
-  const auto token_row = [](int token) { return token; };
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    zero(smem.keys[place.stage].k + block * kSquareTileBytes, token_row);
-    zero(smem.keys[place.stage].q + block * kSquareTileBytes, [](int token) { return query_row_of(token); });
-  }
+  for (int block = 0; block < 4; ++block) zero(smem.keys[place.stage].k + block * kSquareTileBytes);
 #pragma unroll
-  for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[place.stage][slice], token_row);
+  for (int slice = 0; slice < kSlices; ++slice) zero(smem.values[place.stage][slice]);
   ptx::fence_async_shared();
   named_barrier(1, 128);  // the products of a warp read the rows of all
   if (lane == 0) ptx::mbarrier_arrive(&smem.rows_cleared);
 }
-
-// Where a warp's 16 columns of a slice of O go, whose groups of 8 tokens come in the order of Q.
-struct OutputColumns {
-  uint32_t first;
-  int32_t step;
-
-  __device__ __forceinline__ OutputColumns(int warp, int lane) {
-    // Lanes of the upper half have the addresses of the second group of every two.
-    first = tile::fragment_address<kChunk>(0, tile::LaneOffsets(lane).col_major, 0, 2 * warp) + (lane < 16 ? 0 : 6 * 1024);
-    step = lane < 16 ? 1024 : -1024;
-    asm volatile("" : "+r"(first), "+r"(step));
-  }
-
-  __device__ __forceinline__ void store(uint32_t o_tile, const uint32_t (&values)[16]) const {
-    uint32_t to = o_tile + first;
-#pragma unroll
-    for (int s = 0; s < 4; ++s, to += step) {
-      ptx::stmatrix_x4_trans(to, values[4 * s], values[4 * s + 1], values[4 * s + 2], values[4 * s + 3]);
-    }
-  }
-};
 
 // A slice's chain with its outputs. The keys' halves of the state are accumulators of their own: one is rounded, and K S0 of the next
 // chunk begun with it, while the other is updated.
@@ -205,7 +166,6 @@ struct OutputChain {
   NativeChainSmem<kSlices, true>& smem;
   const ChainWork& work;
   uint32_t columns_lane;
-  OutputColumns out_columns;
   int slice, lane;
 
   __device__ __forceinline__ uint32_t keys(const InputPlace& at) const { return ptx::shared_address(smem.keys[at.stage].k); }
@@ -220,7 +180,7 @@ struct OutputChain {
   __device__ __forceinline__ void hand_out(const uint32_t (&packed)[16], int chunk) const {
     const pipe::RingPlace<kOutputStages> at = output_place(chunk);
     smem.out_rings[slice].wait_empty(at);
-    out_columns.store(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed);
+    store_value_columns(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed, columns_lane);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.out_rings[slice].full(at));
   }
@@ -256,7 +216,6 @@ struct OutputChain {
       ptx::wgmma_fence();
       multiply_state_rows<0, 4>(o, packed_left, q_at);
       ptx::wgmma_commit();
-      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       make_residuals(operand, y, scalars[kGamma], scalars[kBeta], c);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(y);
@@ -275,6 +234,7 @@ struct OutputChain {
       }
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);
+      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(operand);

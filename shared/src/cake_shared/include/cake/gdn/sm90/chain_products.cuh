@@ -119,4 +119,12 @@ __device__ __forceinline__ void scale_by_token(float (&acc)[32], const float* pe
   }
 }
 
+// Puts a warp's 16 columns of a slice of O into its tile: load_value_columns backwards.
+__device__ __forceinline__ void store_value_columns(uint32_t o_tile, const uint32_t (&values)[16], uint32_t columns_lane) {
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    ptx::stmatrix_x4_trans(o_tile + columns_lane + 2048 * s, values[4 * s], values[4 * s + 1], values[4 * s + 2], values[4 * s + 3]);
+  }
+}
+
 }  // namespace cake::gdn

@@ -102,6 +102,25 @@ struct RowPair {
 
   // How far an element of a diagonal block lies below the diagonal.
   __device__ __forceinline__ int below(int n, int i) const { return g + 8 * (i >> 1) - (8 * n + 2 * c + (i & 1)); }
+
+  // P of one block from its Q K^T, as a left operand.
+  template <bool kDiagonal>
+  __device__ __forceinline__ void attention(uint32_t (&to)[4], const ChunkScalars& scalars, const float* qk, float scale,
+                                            int block) const {
+    float decay[2][4];
+    decays(decay, scalars, block);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float p[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        p[i] = __fmul_rn(__fmul_rn(scale, decay[n][i]), qk[4 * n + i]);
+        if (kDiagonal) p[i] = below(n, i) >= 0 ? p[i] : 0.f;  // select, never multiply by zero
+      }
+      to[2 * n] = ptx::pack_bf16(p[0], p[1]);
+      to[2 * n + 1] = ptx::pack_bf16(p[2], p[3]);
+    }
+  }
 };
 
 // A of one block from its K K^T: two words for the products, or the diagonal block for the substitution.
@@ -146,54 +165,23 @@ __device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, D
   }
 }
 
-// The lane's view of the 16 rows of P of its warp: of the 8 tokens of group `warp`, and of those of group 7 - `warp`.
-struct AttentionRows {
-  int warp, g, c;
-  float b[2];
-
-  __device__ __forceinline__ AttentionRows(const ChunkScalars& scalars, int warp, int lane) : warp(warp), g(lane >> 2), c(lane & 3) {
-    b[0] = scalars[kLog2Decay][8 * warp + g];
-    b[1] = scalars[kLog2Decay][8 * (7 - warp) + g];
-  }
-
-  // Two elements of a row from their Q K^T.
-  template <bool kDiagonal>
-  __device__ __forceinline__ uint32_t pair(float row, float2 column, const float* qk, float scale) const {
-    float x = __fmul_rn(__fmul_rn(scale, ptx::exp2_approx(__fsub_rn(row, column.x))), qk[0]);
-    float y = __fmul_rn(__fmul_rn(scale, ptx::exp2_approx(__fsub_rn(row, column.y))), qk[1]);
-    if (kDiagonal) {  // above the diagonal the decay may be infinite: select, never multiply by zero
-      x = 2 * c <= g ? x : 0.f;
-      y = 2 * c + 1 <= g ? y : 0.f;
-    }
-    return ptx::pack_bf16(x, y);
-  }
-
-  __device__ __forceinline__ uint32_t pair_of_group(int group, int columns, float row, float2 column, const float* qk,
-                                                    float scale) const {
-    if (columns < group) return pair<false>(row, column, qk, scale);
-    if (columns == group) return pair<true>(row, column, qk, scale);
-    return 0;
-  }
-
-  // Into a swizzled tile.
-  __device__ __forceinline__ void store(char* tile_to, const ChunkScalars& scalars, const float (&qk)[32], float scale,
-                                        const tile::LaneOffsets& offsets) const {
+// P of a warp's rows, into a swizzled tile.
+__device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkScalars& scalars, const float (&qk)[32],
+                                                     float scale, int warp,
+                                                     const tile::LaneOffsets& offsets, int lane) {
+  const RowPair rows(scalars, warp, lane);
 #pragma unroll
-    for (int block = 0; block < 4; ++block) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        const int columns = 2 * block + n;
-        const float2 column = *reinterpret_cast<const float2*>(&scalars[kLog2Decay][8 * columns + 2 * c]);
-        const float* of = qk + 4 * columns;
-        packed[2 * n] = columns < 4 ? pair_of_group(warp, columns, b[0], column, of, scale) : 0;
-        packed[2 * n + 1] = columns < 4 ? pair<false>(b[1], column, of + 2, scale)
-                                        : pair_of_group(7 - warp, columns, b[1], column, of + 2, scale);
-      }
-      ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * warp, 2 * block), packed[0],
-                       packed[1], packed[2], packed[3]);
+  for (int block = 0; block < 4; ++block) {
+    uint32_t packed[4] = {};
+    if (block < warp) {
+      rows.attention<false>(packed, scalars, qk + 8 * block, scale, block);
+    } else if (block == warp) {
+      rows.attention<true>(packed, scalars, qk + 8 * block, scale, block);
     }
+    ptx::stmatrix_x4(tile::fragment_address<kChunk>(ptx::shared_address(tile_to), offsets.row_major, 16 * warp, 2 * block),
+                     packed[0],
+                     packed[1], packed[2], packed[3]);
   }
-};
+}
 
 }  // namespace cake::gdn

@@ -58,7 +58,7 @@ __device__ __forceinline__ void run_chunk_output(const MappedChainParams& p) {
     make_attention(smem, work, chain.scale, tile::LaneOffsets(lane), thread, warp, lane);
   } else {
     raise_registers<kChainRegisters>();
-    const OutputChain<kSlices> consumer{smem, work, value_columns_lane(warp, lane), OutputColumns(warp, lane), group, lane};
+    const OutputChain<kSlices> consumer{smem, work, value_columns_lane(warp, lane), group, lane};
     const int first_column = 64 * (work.first_slice + group) + 16 * warp;
     float state[2][32];
     auto& fragments = reinterpret_cast<StateAcc&>(state);

@@ -27,10 +27,10 @@ __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& s
     multiply_rows_keys(qk, k_at + ptx::wgmma_advance(kTokenTileBytes), k_at);
     smem.attention_ring.wait_empty(attention);
     const ChunkScalars& scalars = smem.squares[place.stage].scalars;
-    if (thread < kChunk) smem.scaled_gamma[attention.stage][query_row_of(thread)] = __fmul_rn(scale, scalars[kGamma][thread]);
+    if (thread < kChunk) smem.scaled_gamma[attention.stage][thread] = __fmul_rn(scale, scalars[kGamma][thread]);
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(qk);
-    AttentionRows(scalars, warp, lane).store(smem.outputs.attention[attention.stage], scalars, qk, scale, offsets);
+    store_attention_rows(smem.outputs.attention[attention.stage], scalars, qk, scale, warp, offsets, lane);
     ptx::fence_async_shared();
     __syncwarp();
     if (lane == 0) {

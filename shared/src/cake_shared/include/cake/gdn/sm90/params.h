@@ -1,7 +1,7 @@
 // What the native programs of sm_90a take beyond what the portable ones do: tensor maps of the rows. Plain C++17.
 //
-// A map covers [B, T, heads, 128] BF16 as axes {128, heads, T, B} in boxes of 64 columns and 64 tokens of one head, of Q 8 tokens,
-// 128-byte swizzle.
+// A map covers [B, T, heads, 128] BF16 as axes {128, heads, T, B} in boxes of 64 columns and 64 tokens of one head, 128-byte
+// swizzle.
 #pragma once
 
 #include "cake/gdn/rule_params.h"
@@ -15,9 +15,6 @@ struct MappedWyParams {
   WyParams wy;
   host::TensorMap k;
 };
-
-// Rows of Q come in groups of so many, in an order of their own: see chain.cuh.
-inline constexpr int kQueryRows = 8;
 
 struct MappedChainParams {
   ChainParams chain;

@@ -143,6 +143,15 @@ def test_tables_mark_what_is_slower_or_no_different():
     assert rows == {"fast": ["0.50", "1 of 1"], "slow": ["2.00", "0 of 1"], "equal": ["1.00", "1 of 1"]}
 
 
+def test_an_arm_has_columns_only_where_it_takes_part():
+    graph, eager = (
+        digest([samples(ours=1.0, **arms)] * 2, "ours")[KEY] for arms in ({"twin": 1.0, "slow": 2.0}, {"slow": 2.0})
+    )
+    cases = {KEY: graph, KEY.replace("| graph", "| eager"): eager}
+    assert time_table(cases, [SMALL], "FP32", "graph", "ours", True).columns[1:4] == ["fwd ms", "fwd twin", "fwd slow"]
+    assert time_table(cases, [SMALL], "FP32", "eager", "ours", True).columns[1:] == ["fwd ms", "fwd slow"]
+
+
 def test_the_plot_has_a_field_for_every_workload_operation_and_peer():
     grid = plotted(digest([samples(ours=1.0, FLA=2.0, cake_gdn_train=1.0)] * 2, "ours"), [SMALL], "ours")
     assert grid["rows"] == ["small, 1/2"]

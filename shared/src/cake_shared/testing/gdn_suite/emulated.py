@@ -147,6 +147,34 @@ def test_waves_move_no_bit(gdn, emulated, architecture, monkeypatch):
             assert len(ran) == (waves if native else 1)
 
 
+@pytest.mark.parametrize("used", [(5,), (0,), (0, 130, 0, 1)])
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_waves_leave_nothing_unwritten(gdn, emulated, architecture, monkeypatch, used):
+    """Rows past the last sequence and states of empty ones are written however the backward is cut, short packs' too.
+
+    The later half of every segment of a short pack has no chunk at all.
+    """
+    case = _with_states(packed(base(sum(used) + 3, 2, 2), used), len(used))
+    one = _run_in(emulated, architecture, case, ORDERS[1])
+    for key_heads, halves in ((2, 2), (1, 2)) if uses_native(gdn.name, architecture) else ((1, 1),):
+        with monkeypatch.context() as patch:
+            force_waves(patch, key_heads, halves)
+            for key, value in _run_in(emulated, architecture, case, ORDERS[2]).items():
+                assert_bitwise_equal(value, one[key], key)
+                assert value is None or bool(torch.isfinite(value).all()), key
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_calls_without_a_token(emulated, architecture):
+    """States are handed on, forward and backward, and no program begins before those that it needs are done."""
+    for case, count in ((base(0, 1, 1, B=2), 2), (packed(base(0, 1, 1), (0, 0)), 2), (packed(base(0, 1, 1), (0,)), 1)):
+        case = _with_states(case, count)
+        for options in ORDERS:
+            results = _run_in(emulated, architecture, case, options)
+            assert_bitwise_equal(results["final_state"], case.initial_state, "final_state")
+            assert_bitwise_equal(results["d_initial_state"], case.d_state, "d_initial_state")
+
+
 @pytest.mark.parametrize(("gate", "limit_dv"), [("Gqwen", 2e-3), ("Gmild", 2.6e-3)])
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 def test_gradients_keep_what_bf16_operands_lose(gdn, emulated, architecture, gate, limit_dv):

@@ -65,6 +65,8 @@ inline void launch_value_gradients(const RuleCall& call, const ReverseParams& r,
 
 // Behind value_gradients, which it does not depend on: the native program fills the multiprocessors that value_gradients leaves idle.
 inline void launch_chunk_states(const RuleCall& call, ChainParams p, int64_t warps) {
+  // Without tokens no reverse chain runs before it, which it could start beside.
+  if (call.pack.tokens == 0) return;
 #if CAKE_HAS_SM90
   if (call.native()) {
     p.warps = static_cast<int32_t>(warps);

@@ -213,7 +213,7 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
   // What no chunk writes token_gradients writes too, which saves a launch that would do nothing else.
   const bool by_stage = call.has(kGroundworkMade) && tokens_too && pack.chunks > 0;
   launch_up_to_wy(call, by_stage ? Uncovered{} : results);
-  if (by_stage && pack.may_leave_rows()) t.uncovered = results;
+  const Uncovered left = by_stage && pack.may_leave_rows() ? results : Uncovered{};
   p.q = r.q = t.q = call.q;
   p.k = r.k = t.k = call.k;
   const BackwardMaps maps = map_backward(call, r);
@@ -230,8 +230,9 @@ inline int64_t rule_backward(TensorView q, TensorView k, OptionalTensor v, Optio
     launch_value_gradients(call, r, maps);
     if (!tokens_too) return;
     launch_chunk_states(call, p, wave_warps);
+    // The later half of a short pack may have no chunk, and then no launch; the earlier one has.
+    t.uncovered = first_key_head == 0 && half != Half::kLater ? left : Uncovered{};
     launch_token_gradients(call, t, multiprocessors);
-    t.uncovered = {};
   };
   for (int64_t first = 0; first < call.heads.key_heads; first += wave_key_heads) {
     if (wave_halves == 1) {

@@ -154,6 +154,7 @@ MUTANTS = [
     Mutant("global", 6, "traps", (Trap,)),
     Mutant("global", 7, "fails an assertion", (Trap,)),
     Mutant("global", 8, "spins on memory that nobody writes", (Hang, Deadlock)),
+    Mutant("global", 9, "never ends, with stores to local memory alone", (Hang,)),
     Mutant("shared", 1, "reads shared memory that nothing wrote", (UninitialisedRead,)),
     Mutant("shared", 2, "writes past the shared memory", (OutOfBounds,)),
     Mutant("shared", 3, "misaligned shared write", (Misaligned,)),

@@ -81,6 +81,7 @@ CLUSTERS = {
     "exit_arrive": (SharedRace, OutOfBounds),
     "exit_read": (SharedRace, OutOfBounds),
     "exit_read_behind_arrival": (SharedRace, OutOfBounds),
+    "exit_copy": (SharedRace, OutOfBounds),
 }
 # Whether these show depends on who comes first.
 SOMETIMES = {

@@ -317,4 +317,19 @@ template <bool R> __device__ void exit_read_behind_arrival(uint32_t* out) {  // 
   EMIT("barrier.cluster.wait.aligned;");
   out[threadIdx.x] = v;
 }
-PAIR(exit_arrive) PAIR(exit_read) PAIR(exit_read_behind_arrival)
+template <bool R> __device__ void exit_copy(uint32_t* out) {  // what leaves may still be read when the CTA ends
+  __shared__ __align__(16) uint32_t mine[32], theirs[32];
+  __shared__ uint64_t b;
+  mine[threadIdx.x] = threadIdx.x;
+  if (threadIdx.x == 0) { barrier_init(&b, 1); barrier_fence(); expect(&b, 128); }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  cluster_barrier();
+  if (threadIdx.x == 0)
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];" ::"r"(
+                     peer(theirs, cta_rank() ^ 1)), "r"(address(mine)), "r"(peer(&b, cta_rank() ^ 1))
+                 : "memory");
+  wait(&b, 0);  // for what comes: it says nothing of what leaves
+  out[threadIdx.x] = theirs[threadIdx.x];
+  if (R) EMIT("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;");
+}
+PAIR(exit_arrive) PAIR(exit_read) PAIR(exit_read_behind_arrival) PAIR(exit_copy)

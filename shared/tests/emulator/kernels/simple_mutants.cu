@@ -16,6 +16,10 @@ __device__ void global_body(const uint32_t* in, uint32_t* out) {
   if (Mutant == 6 && v > 100) __trap();
   if (Mutant == 7) assert(v < 100);
   if (Mutant == 8) while (*static_cast<const volatile uint32_t*>(in) != 77) {}  // waits for what never comes
+  if (Mutant == 9) {                         // goes round for ever, changing what is its own
+    volatile uint32_t own = 1;
+    while (own) own = own * 3;
+  }
   out[to] = v * 2 + 1;
 }
 
@@ -155,7 +159,7 @@ __device__ void cluster_body(const uint32_t* in, uint32_t* out) {
 
 #define KERNEL(body, k) extern "C" __global__ void body##_##k(const uint32_t* in, uint32_t* out) { body##_body<k>(in, out); }
 KERNEL(global, 0) KERNEL(global, 1) KERNEL(global, 2) KERNEL(global, 3) KERNEL(global, 4) KERNEL(global, 5)
-KERNEL(global, 6) KERNEL(global, 7) KERNEL(global, 8)
+KERNEL(global, 6) KERNEL(global, 7) KERNEL(global, 8) KERNEL(global, 9)
 KERNEL(shared, 0) KERNEL(shared, 1) KERNEL(shared, 2) KERNEL(shared, 3) KERNEL(shared, 4) KERNEL(shared, 5)
 KERNEL(shared, 6) KERNEL(shared, 7)
 KERNEL(named, 0) KERNEL(named, 1) KERNEL(named, 2) KERNEL(named, 3) KERNEL(named, 4)

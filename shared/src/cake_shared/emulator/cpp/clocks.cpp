@@ -15,8 +15,8 @@ void Clocks::reset(u32 warps) {
   }
   for (auto* k : {&total_, &global_, &cluster_arriving_, &cluster_completed_}) k->reset(actors(), warps);
   grid_lanes_.assign(warps, 0);
-  meeting_.assign(warps, 0);
-  met_.assign(warps, 0);
+  meeting_.assign(actors(), 0);
+  met_.assign(actors(), 0);
   clocks_.assign(actors(), 0);
 }
 

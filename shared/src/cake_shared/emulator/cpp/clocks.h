@@ -90,7 +90,7 @@ class Clocks {
   Knowledge& global_place() { return global_; }
 
   void cluster_arrive(u32 warp, u32 lanes, bool relaxed) {
-    meeting_[warp] = now(warp);
+    reach(warp);
     if (!relaxed) return release(warp, lanes, cluster_arriving_);
     release_relaxed(warp, cluster_arriving_);
     ++warps_knowledge_[warp].seen[warp];  // the barrier does not wait for what follows
@@ -99,10 +99,10 @@ class Clocks {
     cluster_completed_.learn(cluster_arriving_);
     met_ = meeting_;
   }
-  // What the warp did up to this clock was over when the last phase of the cluster's barrier ended, relaxed or not: that
-  // orders no memory, but it tells who may exit.
-  u32 met(u32 warp) const { return met_[warp]; }
-  void left(u32 warp) { meeting_[warp] = now(warp); }  // exited: the barrier does not wait for it
+  // What the actor did up to this clock was over when the last phase of the cluster's barrier ended, relaxed or not: that
+  // orders no memory, but it tells who may exit. Of asynchronous actors it is what a warp that arrived knew.
+  u32 met(u32 actor) const { return met_[actor]; }
+  void left(u32 warp) { reach(warp); }  // exited: the barrier does not wait for it
   void cluster_wait(u32 warp, u32 lanes) { acquire(warp, lanes, cluster_completed_); }
 
   u32 new_barrier_actor() { return first_barrier() + next_barrier_++ % kBarrierActors; }
@@ -124,6 +124,11 @@ class Clocks {
   }
 
  private:
+  void reach(u32 warp) {
+    const std::vector<u32>& seen = warps_knowledge_[warp].seen;
+    meeting_[warp] = now(warp);
+    for (size_t a = warps_; a < seen.size(); ++a) meeting_[a] = meeting_[a] < seen[a] ? seen[a] : meeting_[a];
+  }
   void copy_out(u32 warp, u32 lanes, Knowledge& into) const {
     into.learn(warps_knowledge_[warp]);
     if (grid_lanes_[warp] & lanes) into.seen[grid_actor()] = 1;
@@ -134,7 +139,7 @@ class Clocks {
   std::vector<Knowledge> staged_, observed_;  // by warp: before its last releasing fence, after its next acquiring one
   std::vector<Knowledge> sequential_;         // by warp: before the fence.sc that came before its last one
   std::vector<u32> grid_lanes_;               // by warp
-  std::vector<u32> meeting_, met_;            // by warp: clock at its last arrival at the cluster's barrier; when a phase ended
+  std::vector<u32> meeting_, met_;            // by actor: clock at the last arrivals at the cluster's barrier; when a phase ended
   Knowledge total_, global_, cluster_arriving_, cluster_completed_;
   std::vector<u32> clocks_;  // by actor: of mbarriers the phases completed, of the others the operations issued
 };

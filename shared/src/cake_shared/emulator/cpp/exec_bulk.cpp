@@ -77,6 +77,7 @@ u32 note_source(Warp& w, Cta& cta, const Transfer& t) {
   }
   SharedShadow::Reader by{actor, clock};
   cta.shadow->async_read(w, t.shared & (kSharedWindow - 1), t.bytes, by);
+  if (t.direction == kSharedToShared) cta.shadow->sends(by, w.pc);
   return clock;
 }
 

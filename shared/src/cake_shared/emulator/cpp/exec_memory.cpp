@@ -91,7 +91,7 @@ void h_store(Warp& w, const Ins& i) {
       std::memcpy(p + k * sizeof(T), &v, sizeof(T));
     }
   });
-  ++w.gang->progress;
+  if (i.space != Space::Local) ++w.gang->progress;  // that nobody else sees
   if (strong) told_others(w);
   count_bytes(w, i, kBytes, true);
   if (w.gang->launch->profile && i.space == Space::Shared) count_conflicts(w, i, kBytes);
@@ -118,7 +118,7 @@ void h_store128(Warp& w, const Ins& i) {
     const u64 parts[2] = {w.lane64(slot, l), w.lane64(slot + 8 * kLanes, l)};
     std::memcpy(p, parts, 16);
   });
-  ++w.gang->progress;
+  if (i.space != Space::Local) ++w.gang->progress;
   if (strong) told_others(w);
   count_bytes(w, i, 16, true);
 }

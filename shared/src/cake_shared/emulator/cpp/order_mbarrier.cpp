@@ -137,7 +137,8 @@ void SharedShadow::gone(u32 other, const char* what, int pc) const {
         std::string(what) + " of " + name(other) + at(pc));
 }
 
-// Who reaches into the shared memory of another CTA must be known to it, or have met it at the cluster's barrier, before it ends.
+// Who reaches into the shared memory of another CTA must be known to it, or have met it at the cluster's barrier, before it ends,
+// and so must whoever waited for a copy out of it.
 void SharedShadow::finish() {
   if (!suspects_.empty()) confirm();
   auto known = [&](u32 other, u32 clock) {
@@ -147,6 +148,9 @@ void SharedShadow::finish() {
   };
   for (u32 k = 0; k < remote_.size(); ++k) {
     if (remote_[k].clock && !known(k, remote_[k].clock)) gone(k, "access", remote_[k].pc);
+  }
+  for (const auto& [actor, use] : sent_) {
+    if (!known(actor, use.clock)) gone(actor, "reads", use.pc);
   }
   if (remote_.empty()) return;
   for (const auto& [offset, m] : mbarriers_) {

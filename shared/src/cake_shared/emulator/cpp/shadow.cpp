@@ -32,6 +32,7 @@ void SharedShadow::reset(Cta& cta) {
   reducing_.clear();
   first_warp_ = cta.rank * warps_per_cta_;
   remote_.assign(warps_ > warps_per_cta_ ? warps_ : 0, Use{});
+  sent_.clear();
   mbarriers_.clear();
   copies_.clear();
   issuing_.clear();

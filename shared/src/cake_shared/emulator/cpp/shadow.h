@@ -38,6 +38,8 @@ class SharedShadow {
     u64 checked = ~0ull;  // the last cell that was in order; many bytes have one history
   };
   void async_read(Warp& issuer, u32 offset, u32 bytes, Reader& reader);
+  // To another CTA's shared memory, counted there: this CTA must not end before somebody in it knows of `reader`.
+  void sends(const Reader& reader, int pc) { sent_[reader.actor] = {reader.clock, 0, pc}; }
   // Reductions need no order among themselves. Those of the generic proxy need no proxy fence.
   enum class Async : u8 { Copy, Reduce, GenericReduce };
   void async_write(Warp& issuer, u32 offset, u32 bytes, Async how);
@@ -189,6 +191,7 @@ class SharedShadow {
   std::unordered_map<u32, u32> reducing_;  // by cell: how many are under way
   u32 first_warp_ = 0;                     // of the CTA
   std::vector<Use> remote_;                // by warp, of those of other CTAs: its last access
+  std::unordered_map<u32, Use> sent_;      // by actor that tells of its end: the last copy out to another CTA
   std::unordered_map<u32, Mbarrier> mbarriers_;
   Named named_[16];
   std::vector<Suspect> suspects_;

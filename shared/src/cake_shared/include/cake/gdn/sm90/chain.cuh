@@ -226,14 +226,7 @@ struct OutputChain {
       ptx::wgmma_commit();
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<2>();
-      ptx::wgmma_keep(left);
-      ptx::wgmma_keep(right);
-      if (decay != 1.f) {  // a block of its own, which ptxas does not move behind the wait that follows
-        scale_all(left, decay);
-        scale_all(right, decay);
-      }
-      ptx::wgmma_keep(left);
-      ptx::wgmma_keep(right);
+      decay_halves(left, right, decay);
       smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);

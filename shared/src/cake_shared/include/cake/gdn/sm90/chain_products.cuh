@@ -94,6 +94,18 @@ __device__ __forceinline__ void scale_all(float (&acc)[32], float by) {
   for (float& x : acc) x = __fmul_rn(by, x);
 }
 
+// Both halves of the keys of a state whose products are done. A block of its own, which ptxas does not move behind a wait that follows.
+__device__ __forceinline__ void decay_halves(float (&left)[32], float (&right)[32], float decay) {
+  ptx::wgmma_keep(left);
+  ptx::wgmma_keep(right);
+  if (decay != 1.f) {
+    scale_all(left, decay);
+    scale_all(right, decay);
+  }
+  ptx::wgmma_keep(left);
+  ptx::wgmma_keep(right);
+}
+
 // acc[v][t] * per_token[t], packed; c is the lane's place in its group of four.
 __device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const float (&acc)[32], const float* per_token, int c) {
 #pragma unroll

@@ -87,14 +87,7 @@ struct PairChain {
       ptx::wgmma_commit();
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<1>();
-      ptx::wgmma_keep(left);
-      ptx::wgmma_keep(right);
-      if (decay != 1.f) {  // a block of its own, which ptxas does not move behind the wait that follows
-        scale_all(left, decay);
-        scale_all(right, decay);
-      }
-      ptx::wgmma_keep(left);
-      ptx::wgmma_keep(right);
+      decay_halves(left, right, decay);
       // A wait is a branch, so that the products above stay above. Behind the last chunk come its own keys once more, for nothing: a
       // way out of the loop would serialise the products.
       InputPlace next = place;

@@ -125,7 +125,6 @@ def test_nothing_waits_for_the_device():
         torch.cuda.synchronize()
 
 
-@pytest.mark.skipif(not RESULT.exists(), reason="no result file of the bench")
 @pytest.mark.parametrize("workload", GDN, ids=lambda w: f"{w.name} {w.h}/{w.hv}")
 def test_peak_memory_is_at_most_that_of_fla(workload):
     """Forward and backward of the published workloads, against the peaks that the bench measured of FLA."""

@@ -57,6 +57,8 @@ struct Ring {
   }
 
   __device__ __forceinline__ void wait_full(const Place& at) { ptx::mbarrier_wait(full(at), at.phase); }
+  __device__ __forceinline__ bool is_empty(const Place& at) { return ptx::mbarrier_test_wait(empty(at), at.phase ^ 1); }
+  __device__ __forceinline__ bool is_full(const Place& at) { return ptx::mbarrier_test_wait(full(at), at.phase); }
   __device__ __forceinline__ void release(const Place& at) { ptx::mbarrier_arrive(empty(at)); }
 };
 

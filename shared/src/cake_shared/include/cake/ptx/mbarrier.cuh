@@ -52,6 +52,11 @@ __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier, uint32_t pa
   return cuda::ptx::mbarrier_try_wait_parity(barrier, parity);
 }
 
+// Whether the phase of that parity is complete, without waiting: asked early, its answer is there when it is needed.
+__device__ __forceinline__ bool mbarrier_test_wait(uint64_t* barrier, uint32_t parity) {
+  return cuda::ptx::mbarrier_test_wait_parity(barrier, parity);
+}
+
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   while (!mbarrier_try_wait(barrier, parity)) {
   }

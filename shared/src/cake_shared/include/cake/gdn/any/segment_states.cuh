@@ -12,6 +12,7 @@
 //           written | read
 #pragma once
 
+#include "cake/gdn/any/forgets.cuh"
 #include "cake/gdn/any/tile_copy.cuh"
 #include "cake/gdn/smem_sizes.h"
 
@@ -37,20 +38,6 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], float m, const float
   sum[1] = fmaf(m, s.y, sum[1]);
   sum[2] = fmaf(m, s.z, sum[2]);
   sum[3] = fmaf(m, s.w, sum[3]);
-}
-
-// Whether a state before a whole segment counts as gone behind its gates: its M is zero. By every warp for itself.
-__device__ __forceinline__ bool forgets(const float* scalars, int32_t first_chunk, int heads, int head) {
-  const int lane = threadIdx.x % 32;
-  float sum = 0.f;
-#pragma unroll
-  for (int chunk = 0; chunk < cake::work::kSegmentChunks; chunk += 32) {
-    const int64_t record = int64_t{first_chunk + chunk + lane} * heads + head;
-    sum = __fadd_rn(sum, scalars[record * kScalarFloats + kLog2Decay * kChunk + kChunk - 1]);
-  }
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, step));
-  return sum <= kForgottenLog2;
 }
 
 // The sequence whose first token at a multiple of kSegmentedAboveTokens in its row is that of `stretch`, if it has several

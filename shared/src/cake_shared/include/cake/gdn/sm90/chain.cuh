@@ -175,11 +175,17 @@ struct OutputChain {
     if (work.tokens(chunk) < kChunk) ptx::mbarrier_wait(&smem.rows_cleared, 0);
   }
 
+  __device__ __forceinline__ void load_values(uint32_t (&values)[16], const InputPlace& at) const {
+    load_value_columns(values, ptx::shared_address(smem.values[at.stage][slice]), columns_lane);
+  }
+
   // Hands this warp's 16 columns of O to the warp that stores, which also orders them before its copy: a fence here would hold
   // the chain.
-  __device__ __forceinline__ void hand_out(const uint32_t (&packed)[16], int chunk) const {
+  __device__ __forceinline__ void hand_out(const float (&o)[32], int chunk, bool there) const {
     const pipe::RingPlace<kOutputStages> at = output_place(chunk);
-    smem.out_rings[slice].wait_empty(at);
+    if (!there) smem.out_rings[slice].wait_empty(at);
+    uint32_t packed[16];
+    pack_accumulator(packed, o);
     store_value_columns(ptx::shared_address(smem.outputs.out[slice][at.stage]), packed, columns_lane);
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.out_rings[slice].full(at));
@@ -194,6 +200,7 @@ struct OutputChain {
     pack_accumulator(packed_left, left);
     pack_accumulator(packed_right, right);
     wait_inputs(place, 0);
+    load_values(operand, place);
     ptx::wgmma_keep(packed_left);
     ptx::wgmma_keep(packed_right);
     ptx::wgmma_keep(y);
@@ -206,7 +213,7 @@ struct OutputChain {
     for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
       const uint64_t k_at = ptx::wgmma_descriptor(keys(place)), q_at = k_at + ptx::wgmma_advance(kTokenTileBytes);
       const ChunkScalars& scalars = smem.squares[place.stage].scalars;
-      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), columns_lane);
+      const bool attention_full = smem.attention_ring.is_full(output_place(chunk));
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(packed_left);
@@ -226,13 +233,15 @@ struct OutputChain {
       ptx::wgmma_commit();
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<2>();
+      float ends[16];
+      load_per_token(ends, scalars[kEnd], c);
       decay_halves(left, right, decay);
-      smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
+      if (!attention_full) smem.attention_ring.wait_full(output_place(chunk));  // a branch, so that the products above stay above
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(operand);
 
-      pack_scaled_by_token(operand, y, scalars[kEnd], c);
+      pack_scaled_by_token(operand, y, ends);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);
@@ -241,6 +250,12 @@ struct OutputChain {
       ptx::wgmma_commit();
       add_token_rows(right, operand, k_at + ptx::wgmma_advance(kSquareTileBytes));
       ptx::wgmma_commit();
+      // Behind the last chunk come its own keys once more, for nothing: a way out of the loop would serialise the products.
+      InputPlace next = place;
+      const bool last = chunk + 1 == work.segment.chunks;
+      if (!last) next.advance();
+      const bool next_full = smem.input_ring.is_full(next);
+      const bool out_empty = smem.out_rings[slice].is_empty(output_place(chunk));
       pack_accumulator(packed, y);
       ptx::wgmma_wait<2>();
       ptx::wgmma_keep(o);
@@ -253,12 +268,10 @@ struct OutputChain {
       multiply_square<true>(o, packed,
                             ptx::wgmma_descriptor(ptx::shared_address(smem.outputs.attention[output_place(chunk).stage])));
       ptx::wgmma_commit();
-      // Behind the last chunk come its own keys once more, for nothing: a way out of the loop would serialise the products.
-      InputPlace next = place;
-      const bool last = chunk + 1 == work.segment.chunks;
-      if (!last) {
-        next.advance();
-        wait_inputs(next, chunk + 1);
+      const bool next_short = chunk + 2 == work.segment.chunks && work.last_tokens < kChunk;
+      if (!next_full || next_short) {
+        smem.input_ring.wait_full(next);
+        if (next_short) ptx::mbarrier_wait(&smem.rows_cleared, 0);
       }
       ptx::wgmma_wait<2>();
       ptx::wgmma_keep(left);
@@ -273,18 +286,18 @@ struct OutputChain {
       ptx::wgmma_keep(o);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(packed);
+      load_values(operand, next);
       __syncwarp();
       if (lane == 0) {
         smem.attention_ring.release(output_place(chunk));
-        if (!last) smem.input_ring.release(place);
+        smem.input_ring.release(place);
       }
       pack_accumulator(packed_right, right);
       ptx::wgmma_keep(packed_right);
       ptx::wgmma_fence();
       multiply_state_rows<4, 8, 0>(y, packed_right, ptx::wgmma_descriptor(keys(next)));
       ptx::wgmma_commit();
-      pack_accumulator(packed, o);
-      hand_out(packed, chunk);
+      hand_out(o, chunk, out_empty);
       place = next;
     }
     ptx::wgmma_wait<0>();

@@ -106,15 +106,20 @@ __device__ __forceinline__ void decay_halves(float (&left)[32], float (&right)[3
   ptx::wgmma_keep(right);
 }
 
-// acc[v][t] * per_token[t], packed; c is the lane's place in its group of four.
-__device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const float (&acc)[32], const float* per_token, int c) {
+// Of a row of scalars those of a lane's tokens in an accumulator [v][t]; c is the lane's place in its group of four. Loaded here, and
+// not where they are used.
+__device__ __forceinline__ void load_per_token(float (&to)[16], const float* per_token, int c) {
 #pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const float2 by = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
+  for (int j = 0; j < 8; ++j) reinterpret_cast<float2*>(to)[j] = *reinterpret_cast<const float2*>(per_token + 8 * j + 2 * c);
+  ptx::wgmma_keep(to);
+}
+
+// acc[v][t] * per_token[t], packed.
+__device__ __forceinline__ void pack_scaled_by_token(uint32_t (&to)[16], const float (&acc)[32], const float (&per_token)[16]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      to[2 * j + half] = ptx::pack_bf16(__fmul_rn(by.x, acc[4 * j + 2 * half]), __fmul_rn(by.y, acc[4 * j + 2 * half + 1]));
-    }
+  for (int i = 0; i < 16; ++i) {
+    const int j = i >> 1;
+    to[i] = ptx::pack_bf16(__fmul_rn(per_token[2 * j], acc[2 * i]), __fmul_rn(per_token[2 * j + 1], acc[2 * i + 1]));
   }
 }
 

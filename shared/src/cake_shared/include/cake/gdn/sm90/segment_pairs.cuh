@@ -11,6 +11,7 @@
 // barriers  as chain.cuh. Of all threads, where columns of the identity begin: the values before are read | zeros are in their place
 #pragma once
 
+#include "cake/gdn/any/forgets.cuh"
 #include "cake/gdn/sm90/chain.cuh"
 
 namespace cake::gdn {
@@ -53,6 +54,10 @@ struct PairChain {
     return ptx::wgmma_descriptor(ptx::shared_address(smem.keys[at.stage].k));
   }
 
+  __device__ __forceinline__ void load_values(uint32_t (&values)[16], const InputPlace& at) const {
+    load_value_columns(values, ptx::shared_address(smem.values[at.stage][slice]), columns_lane);
+  }
+
   __device__ __forceinline__ void run(float (&left)[32], float (&right)[32], InputPlace& place) const {
     const int c = lane & 3;
     float y[32];
@@ -60,6 +65,7 @@ struct PairChain {
     pack_accumulator(packed_left, left);
     pack_accumulator(packed_right, right);
     smem.input_ring.wait_full(place);
+    load_values(operand, place);
     ptx::wgmma_keep(packed_left);
     ptx::wgmma_keep(packed_right);
     ptx::wgmma_keep(y);
@@ -73,7 +79,11 @@ struct PairChain {
       const uint64_t k_at = keys(place);
       const SquareStage& square = smem.squares[place.stage];
       const ChunkScalars& scalars = square.scalars;
-      load_value_columns(operand, ptx::shared_address(smem.values[place.stage][slice]), columns_lane);
+      // Behind the last chunk come its own keys once more, for nothing: a way out of the loop would serialise the products.
+      InputPlace next = place;
+      const bool last = chunk + 1 == work.segment.chunks;
+      if (!last) next.advance();
+      const bool next_full = smem.input_ring.is_full(next);
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(packed_left);
@@ -87,20 +97,15 @@ struct PairChain {
       ptx::wgmma_commit();
       const float decay = scalars[kGamma][kChunk - 1];
       ptx::wgmma_wait<1>();
+      float ends[16];
+      load_per_token(ends, scalars[kEnd], c);
       decay_halves(left, right, decay);
-      // A wait is a branch, so that the products above stay above. Behind the last chunk come its own keys once more, for nothing: a
-      // way out of the loop would serialise the products.
-      InputPlace next = place;
-      const bool last = chunk + 1 == work.segment.chunks;
-      if (!last) {
-        next.advance();
-        smem.input_ring.wait_full(next);
-      }
+      if (!next_full) smem.input_ring.wait_full(next);  // a branch, so that the products above stay above
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(y);
       ptx::wgmma_keep(operand);
 
-      pack_scaled_by_token(operand, y, scalars[kEnd], c);
+      pack_scaled_by_token(operand, y, ends);
       ptx::wgmma_keep(operand);
       ptx::wgmma_keep(left);
       ptx::wgmma_keep(right);
@@ -120,6 +125,7 @@ struct PairChain {
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(right);
       ptx::wgmma_keep(operand);
+      load_values(operand, next);
       __syncwarp();
       if (lane == 0 && !last) smem.input_ring.release(place);
       pack_accumulator(packed_right, right);
@@ -145,19 +151,22 @@ struct PairItem {
   int head, column;
   bool factor;
 
+  // The slices of N, which are more work, come first.
   __device__ __forceinline__ PairItem(const ChainParams& chain, uint32_t item, int columns) {
-    const uint32_t parts = chain.pair_columns / columns, work = item / parts;
-    const uint32_t segment_row = work / static_cast<uint32_t>(chain.heads.value_heads);
-    head = static_cast<int>(work - segment_row * chain.heads.value_heads);
+    const uint32_t heads = chain.heads.value_heads, works = chain.tables.segment_capacity * heads, part = item / works;
+    const uint32_t work = item - part * works, segment_row = work / heads;
+    head = static_cast<int>(work - segment_row * heads);
     segment = segment_place(chain.tables, segment_row);
-    column = static_cast<int>(item - work * parts) * columns;
+    column = chain.pair_columns - static_cast<int>(part + 1) * columns;
     factor = column < kHeadDim;
     if (!factor) column -= kHeadDim;
   }
 
-  // Nothing is entered from a last segment, and the entry state of a first one is known: its exit state says it all.
-  __device__ __forceinline__ bool exists() const {
-    return segment.sequence >= 0 && !segment.last() && !(factor && segment.first());
+  // Nothing is entered from a last segment, and the entry state of a first one is known: its exit state says it all. An M that is zero
+  // nobody reads. By a warp.
+  __device__ __forceinline__ bool exists(const ChainParams& chain) const {
+    if (segment.sequence < 0 || segment.last()) return false;
+    return !factor || !(segment.first() || forgets(chain.scalars, segment.first_chunk, chain.heads.value_heads, head));
   }
 };
 
@@ -169,7 +178,7 @@ __device__ __forceinline__ void for_pair_items(const ChainParams& chain, int col
 #pragma unroll 1
   for (uint32_t at = blockIdx.x; at < items; at += gridDim.x) {
     const PairItem item(chain, at, columns);
-    if (item.exists()) visit(item);
+    if (item.exists(chain)) visit(item);
   }
 }
 

@@ -13,7 +13,7 @@ namespace cake::gdn {
 
 // What a row gets of the loss above it. Both are T on the first subdiagonal, exactly, which is -A.
 __device__ __forceinline__ float carried_loss(float above, float here) {
-  const float lost = __fsub_rn(above, __bfloat162float(__float2bfloat16_rn(above)));
+  const float lost = __fsub_rn(above, ptx::low_bf16(ptx::pack_bf16(above, 0.f)));
   return __fmul_rn(lost, fminf(fmaxf(-here, -1.f), 1.f));
 }
 

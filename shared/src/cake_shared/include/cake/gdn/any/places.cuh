@@ -21,6 +21,7 @@ struct TokenPlace {
 };
 
 __device__ __forceinline__ TokenPlace place_of(int32_t token, int32_t tokens_per_row) {
+  if (token < tokens_per_row) return {0, token};  // all of a pack: no division for them
   const int32_t row = token / tokens_per_row;
   return {row, token - row * tokens_per_row};
 }

@@ -137,9 +137,8 @@ __device__ __forceinline__ float first_subdiagonal(const BlockInverseSmem& smem,
 
 // Adds `lost` to one half of a pair of BF16.
 __device__ __forceinline__ void carry_into(uint32_t& pair, bool upper, float lost) {
-  const float sum = __fadd_rn(upper ? ptx::high_bf16(pair) : ptx::low_bf16(pair), lost);
-  const uint32_t rounded = __bfloat16_as_ushort(__float2bfloat16_rn(sum));
-  pair = upper ? (pair & 0xffffu) | rounded << 16 : (pair & 0xffff0000u) | rounded;
+  const float low = ptx::low_bf16(pair), high = ptx::high_bf16(pair);
+  pair = ptx::pack_bf16(upper ? low : __fadd_rn(low, lost), upper ? __fadd_rn(high, lost) : high);
 }
 
 // Block row kRow of T.

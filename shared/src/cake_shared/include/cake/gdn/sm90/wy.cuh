@@ -60,18 +60,34 @@ struct WyItem {
   }
 };
 
-// What the table says of it; read a turn before it is looked at. Rows that the pack does not use have no tokens.
-__device__ __forceinline__ ChunkEntry entry_of(const WyParams& p, uint32_t index) {
-  const uint32_t chunk = index / static_cast<uint32_t>(p.heads.key_heads);
-  return chunk < static_cast<uint32_t>(p.tables.chunk_capacity) ? p.tables.chunks[chunk] : ChunkEntry{-1, 0, 0, 0};
+// A row of the chunk table and a key head, of which a CTA takes every so many-th: its steps make no division.
+struct WyPlace {
+  int chunk, key_head;
+
+  __device__ __forceinline__ void advance(const WyPlace& step, int key_heads) {
+    chunk += step.chunk;
+    key_head += step.key_head;
+    if (key_head >= key_heads) {
+      key_head -= key_heads;
+      ++chunk;
+    }
+  }
+
+  // What the table says of it; read a turn before it is looked at. Rows that the pack does not use have no tokens.
+  __device__ __forceinline__ ChunkEntry entry(const PackTables& tables) const {
+    return chunk < tables.chunk_capacity ? tables.chunks[chunk] : ChunkEntry{-1, 0, 0, 0};
+  }
+};
+
+__device__ __forceinline__ WyPlace wy_place(uint32_t index, int key_heads) {
+  const int chunk = static_cast<int>(index / static_cast<uint32_t>(key_heads));
+  return {chunk, static_cast<int>(index) - chunk * key_heads};
 }
 
 // The shuffles say that a warp's lanes agree: then what follows is made once a warp.
-__device__ __forceinline__ WyItem item_of(const WyParams& p, uint32_t index, const ChunkEntry& entry) {
-  const int chunk = static_cast<int>(index / static_cast<uint32_t>(p.heads.key_heads));
+__device__ __forceinline__ WyItem item_of(const WyParams& p, const WyPlace& place, const ChunkEntry& entry) {
   const int tokens = __shfl_sync(~0u, entry.tokens, 0);
-  return {chunk, static_cast<int>(index) - chunk * p.heads.key_heads, tokens,
-          place_of(__shfl_sync(~0u, entry.first_token, 0), p.heads.tokens_per_row)};
+  return {place.chunk, place.key_head, tokens, place_of(__shfl_sync(~0u, entry.first_token, 0), p.heads.tokens_per_row)};
 }
 
 // The copies may have brought rows of the next sequence, whatever they hold.
@@ -148,12 +164,14 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
   }
   __syncthreads();
   ptx::wait_for_predecessor();
-  uint32_t index = blockIdx.x;
-  WyItem item = item_of(p, index, entry_of(p, index));
+  const WyPlace step = wy_place(gridDim.x, p.heads.key_heads);
+  WyPlace place = wy_place(blockIdx.x, p.heads.key_heads);
+  WyItem item = item_of(p, place, place.entry(p.tables));
   if (!item.exists()) return;
   if (thread == 0) item.load_keys(smem, &mapped.k);
   HeadGates gates = item.gates(p, 0, thread);
-  ChunkEntry next_entry = entry_of(p, index + gridDim.x);
+  place.advance(step, p.heads.key_heads);
+  ChunkEntry next_entry = place.entry(p.tables);
 
   const tile::LaneOffsets offsets(lane);
   const int half = thread >> 6, token = thread & 63;  // whose scalars this thread makes
@@ -168,9 +186,9 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, 4)
     float kk[32];
     multiply_keys_keys(kk, ptx::shared_address(smem.k), row_block, offsets);
 
-    index += gridDim.x;
-    const WyItem next = item_of(p, index, next_entry);
-    next_entry = entry_of(p, index + gridDim.x);
+    const WyItem next = item_of(p, place, next_entry);
+    place.advance(step, p.heads.key_heads);
+    next_entry = place.entry(p.tables);
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; member += 2) {
       const int64_t record = item.first_record(p.heads) + member;

@@ -17,6 +17,10 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global,
                : "memory");
 }
 
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(valid ? 4 : 0) : "memory");
+}
+
 // Copies the first `bytes` (0 to 16) and writes zeros for the rest; it reads no further.
 __device__ __forceinline__ void cp_async_16_partly(uint32_t shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");

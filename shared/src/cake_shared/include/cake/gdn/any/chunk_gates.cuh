@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cake/gdn/any/gate_option.cuh"
+#include "cake/ptx/warp.cuh"
 
 namespace cake::gdn {
 
@@ -23,37 +24,65 @@ struct TwoWordSum {
   __device__ float rounded() const { return __fadd_rn(high, low); }
 };
 
-// gate(i) is that of the chunk's token i; kInFlight of them are asked for together. Rows past the last token repeat its sum.
+// The gates of as many chunks and value heads as a CTA has threads, and then their sums: a thread a column. Padded, so that
+// neither rows nor columns lie in one bank.
+struct GateColumns {
+  float of[kChunk][kPrologueThreads + 1];
+};
+
+// gate(i) is that of the chunk's token i; kInFlight of them are asked for together.
 template <int kInFlight, class Gate>
-__device__ inline void add_chunk(Gate gate, int32_t tokens, float4* sums) {
-  TwoWordSum running;
+__device__ __forceinline__ void load_gates(GateColumns& columns, int column, int32_t tokens, const Gate& gate) {
 #pragma unroll 1
   for (int batch = 0; batch < kChunk; batch += kInFlight) {
-    float out[kInFlight];
+    float of[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) out[i] = batch + i < tokens ? gate(batch + i) : 0.0f;
+    for (int i = 0; i < kInFlight; ++i) of[i] = batch + i < tokens ? gate(batch + i) : 0.0f;
 #pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      running.add(out[i] < kGateFloor ? kGateFloor : out[i]);  // a 0 past the last token moves neither word
-      out[i] = running.rounded();
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; i += 4) *sums++ = make_float4(out[i], out[i + 1], out[i + 2], out[i + 3]);
+    for (int i = 0; i < kInFlight; ++i) columns.of[batch + i][column] = of[i];
   }
 }
 
-__device__ inline void add_chunk_gates(const GateOption& gate, TokenPlace at, int32_t tokens, int head, float* sums) {
-  float4* to = reinterpret_cast<float4*>(sums);
+// Rows past the last token are zero.
+__device__ __forceinline__ void load_gates(GateColumns& columns, int column, const GateOption& gate, TokenPlace at, int32_t tokens,
+                                           int head) {
   const TokenScalars& g = gate.raw;
   const int64_t first = element_of(g, at, head), stride = g.token_stride;
   if (gate.a_log.data) {
-    add_chunk<4>([&](int i) { return gate_slopes(gate, {at.row, at.token + i}, head).value; }, tokens, to);
+    load_gates<4>(columns, column, tokens, [&](int i) { return gate_slopes(gate, {at.row, at.token + i}, head).value; });
   } else if (g.is_bf16) {
     const auto* gates = static_cast<const __nv_bfloat16*>(g.data) + first;
-    add_chunk<16>([&](int i) { return __bfloat162float(gates[i * stride]); }, tokens, to);
-  } else {
+    load_gates<16>(columns, column, tokens, [&](int i) { return __bfloat162float(gates[i * stride]); });
+  } else {  // all of them in flight together
     const auto* gates = static_cast<const float*>(g.data) + first;
-    add_chunk<16>([&](int i) { return gates[i * stride]; }, tokens, to);
+#pragma unroll 8
+    for (int i = 0; i < kChunk; ++i) {
+      const bool valid = i < tokens;
+      cake::ptx::cp_async_4(cake::ptx::shared_address(&columns.of[i][column]), gates + (valid ? i * stride : 0), valid);
+    }
+    cake::ptx::cp_async_commit();
+    cake::ptx::cp_async_wait<0>();
+  }
+}
+
+// A column's gates become their sums. A 0 past the last token moves neither word: rows past it repeat its sum.
+__device__ __forceinline__ void add_gates(GateColumns& columns, int column) {
+  TwoWordSum running;
+#pragma unroll 4
+  for (int i = 0; i < kChunk; ++i) {
+    float& x = columns.of[i][column];
+    running.add(x < kGateFloor ? kGateFloor : x);
+    x = running.rounded();
+  }
+}
+
+// By all threads: the sums of `count` columns, [column][token].
+__device__ __forceinline__ void store_sums(float* to, const GateColumns& columns, int count) {
+  constexpr int kUnits = kChunk / 4;
+  for (int unit = threadIdx.x; unit < count * kUnits; unit += kPrologueThreads) {
+    const int column = unit / kUnits, row = unit % kUnits * 4;
+    reinterpret_cast<float4*>(to)[unit] =
+        make_float4(columns.of[row][column], columns.of[row + 1][column], columns.of[row + 2][column], columns.of[row + 3][column]);
   }
 }
 

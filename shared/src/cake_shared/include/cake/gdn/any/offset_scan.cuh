@@ -103,6 +103,29 @@ __device__ inline int32_t scan_offsets(const PackOffsetsParams& p, const OffsetA
   return faults;
 }
 
+// As scan_offsets for fewer than 32 sequences: each warp finds all of them alone, the first one writes.
+template <int kThreads>
+__device__ inline int32_t scan_few_offsets(const PackOffsetsParams& p, const OffsetArrays& to, OffsetScanSmem<kThreads>& smem) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
+  const int32_t sequences = p.tables.sequences;
+  const int64_t first = offset_of(p, min(lane, sequences)), next = __shfl_down_sync(~0u, first, 1);
+  int32_t faults = 0;
+  if (__any_sync(~0u, lane == 0 && first != 0)) faults |= kFirstOffsetNotZero;
+  if (__any_sync(~0u, lane == sequences && first > int64_t{p.rows} * p.tokens_per_row)) faults |= kLastOffsetBeyondTokens;
+  if (__any_sync(~0u, next < first)) faults |= kOffsetsDecrease;
+  const int32_t tokens = faults == 0 ? static_cast<int32_t>(next - first) : 0;
+  const int32_t chunks = cake::work::chunks_of(tokens), segments = cake::work::segments_of(tokens);
+  const int32_t chunks_to_here = inclusive_warp_sum(chunks, lane), segments_to_here = inclusive_warp_sum(segments, lane);
+  const bool has_segments = __any_sync(~0u, segments > 1);
+  if (warp == 0 && lane <= sequences) {
+    to.tokens[lane] = faults == 0 ? static_cast<int32_t>(first) : 0;
+    to.chunks[lane] = chunks_to_here - chunks;
+    to.segments[lane] = segments_to_here - segments;
+  }
+  if (lane == 0) smem.warp_segments[warp] = has_segments ? kHasSegmentsBit : 0;
+  return faults;
+}
+
 // One thread tells the kernels that follow what the scan found, and the host what the pack is guilty of.
 template <int kThreads>
 __device__ inline void report_scan(const PackOffsetsParams& p, int32_t faults, const OffsetScanSmem<kThreads>& smem) {

@@ -13,57 +13,79 @@
 // reads   cu_seqlens, or the offsets that pack_offsets made; gates, A_log, dt_bias; q, k; states of empty sequences
 // writes  tables and status, sums (0 for unused chunks, NaN for a malformed pack), normalised rows, uncovered rows and states
 // order   see chunk_gates.cuh and normalised_rows.cuh; the CTAs of the first two kinds each scan the offsets of short packs
-// barriers  those of scan_offsets | offsets written; each is a __syncthreads of all threads
+// barriers  those of scan_offsets | offsets written | offsets read, gates take their place | sums made; each is a __syncthreads of
+//           all threads
 namespace cake::gdn {
 
-struct PrologueSmem {
-  OffsetScanSmem<kPrologueThreads> scan;
+struct ScannedOffsets {
   int32_t tokens[kScannedSequences + 1];
   int32_t chunks[kScannedSequences + 1];
   int32_t segments[kScannedSequences + 1];
 };
 
+struct PrologueSmem {
+  OffsetScanSmem<kPrologueThreads> scan;
+  union {
+    ScannedOffsets offsets;
+    GateColumns gates;  // when the offsets have been read
+  };
+};
+
 // Leaves the offsets where `tables` then points; returns the pack's faults.
 __device__ __forceinline__ int32_t find_offsets(const PrologueParams& p, PackTables& tables, PrologueSmem& smem) {
   if (!p.scans_offsets) return tables.status[kFaults];
-  const int32_t faults = scan_offsets(p.pack, {smem.tokens, smem.chunks, smem.segments}, smem.scan);
+  ScannedOffsets& found = smem.offsets;
+  const OffsetArrays to{found.tokens, found.chunks, found.segments};
+  const int32_t faults =
+      tables.sequences < 32 ? scan_few_offsets(p.pack, to, smem.scan) : scan_offsets(p.pack, to, smem.scan);
   __syncthreads();
   if (blockIdx.x == 0) {
     for (int32_t i = threadIdx.x; i <= tables.sequences; i += kPrologueThreads) {
-      tables.token_offsets[i] = smem.tokens[i];
-      tables.chunk_offsets[i] = smem.chunks[i];
-      tables.segment_offsets[i] = smem.segments[i];
+      tables.token_offsets[i] = found.tokens[i];
+      tables.chunk_offsets[i] = found.chunks[i];
+      tables.segment_offsets[i] = found.segments[i];
     }
     if (threadIdx.x == 0) report_scan(p.pack, faults, smem.scan);
   }
-  tables.token_offsets = smem.tokens;
-  tables.chunk_offsets = smem.chunks;
-  tables.segment_offsets = smem.segments;
+  tables.token_offsets = found.tokens;
+  tables.chunk_offsets = found.chunks;
+  tables.segment_offsets = found.segments;
   return faults;
 }
 
-__device__ __forceinline__ void fill_tables_and_gates(const PrologueParams& p, const PackTables& tables, bool sound) {
-  const int64_t item = int64_t{blockIdx.x} * kPrologueThreads + threadIdx.x;
+// By hand for items that fit in 32 bits, as nearly all do: the other division is a long way.
+__device__ __forceinline__ int64_t quotient(int64_t item, int32_t divisor) {
+  return item >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(item) / static_cast<uint32_t>(divisor)) : item / divisor;
+}
+
+__device__ __forceinline__ void fill_tables_and_gates(const PrologueParams& p, const PackTables& tables, bool sound, GateColumns& gates) {
+  const int column = static_cast<int>(threadIdx.x);
+  const int64_t first_item = int64_t{blockIdx.x} * kPrologueThreads, item = first_item + column;
   if (item < tables.segment_capacity) tables.segments[item] = segment_entry(tables, static_cast<int32_t>(item));
   const int32_t heads = max(p.value_heads, 1);  // without heads there are tables still
-  const int64_t chunk = item / heads;
-  if (chunk >= tables.chunk_capacity) return;
+  const int64_t chunk = quotient(item, heads), left = int64_t{tables.chunk_capacity} * heads - first_item;
   const int32_t head = static_cast<int32_t>(item - chunk * heads);
-  const ChunkEntry entry = chunk_entry(tables, static_cast<int32_t>(chunk));
-  if (head == 0) tables.chunks[chunk] = entry;
-  if (p.value_heads == 0) return;
-  float* sums = p.sums + item * kChunk;
+  ChunkEntry entry{-1, 0, 0, 0};
+  if (column < left) {
+    entry = chunk_entry(tables, static_cast<int32_t>(chunk));
+    if (head == 0) tables.chunks[chunk] = entry;
+  }
+  if (p.value_heads == 0 || left <= 0) return;
+  __syncthreads();
   if (entry.sequence < 0) {
     const float fill = sound ? 0.0f : __int_as_float(0x7fffffff);
-    for (int i = 0; i < kChunk / 4; ++i) reinterpret_cast<float4*>(sums)[i] = make_float4(fill, fill, fill, fill);
-    return;
+    for (int i = 0; i < kChunk; ++i) gates.of[i][column] = fill;
+  } else {
+    load_gates(gates, column, p.gate, place_of(entry.first_token, p.pack.tokens_per_row), entry.tokens, head);
+    add_gates(gates, column);
   }
-  add_chunk_gates(p.gate, place_of(entry.first_token, p.pack.tokens_per_row), entry.tokens, head, sums);
+  __syncthreads();
+  store_sums(p.sums + first_item * kChunk, gates, static_cast<int>(left < kPrologueThreads ? left : kPrologueThreads));
 }
 
 }  // namespace cake::gdn
 
-extern "C" __global__ void __launch_bounds__(cake::gdn::kPrologueThreads, 8)
+extern "C" __global__ void __launch_bounds__(cake::gdn::kPrologueThreads, 6)
     prologue_any(const __grid_constant__ cake::gdn::PrologueParams p) {
   using namespace cake::gdn;
   __shared__ PrologueSmem smem;
@@ -82,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kPrologueThreads, 8)
   PackTables tables = p.pack.tables;
   const bool sound = find_offsets(p, tables, smem) == 0;
   if (cta < p.gate_ctas) {
-    fill_tables_and_gates(p, tables, sound);
+    fill_tables_and_gates(p, tables, sound, smem.gates);
   } else {
     fill_uncovered<kPrologueThreads>(p.uncovered, tables, tokens, p.value_heads, sound, threadIdx.x, cta - p.gate_ctas,
                                      p.uncovered_ctas);

@@ -179,6 +179,7 @@ __device__ __forceinline__ void store_gradients(ReverseSmem<kGroups>& smem, cons
     for (int row = lane >> 3; row < tokens; row += 4, to += 4 * row_bytes) {
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + tile::unit_offset<kChunk>(row, lane & 7));
     }
+    ptx::fence_async_shared();  // a copy fills dO's place next
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&smem.barriers.free[turn.stage]);
   }

@@ -277,6 +277,7 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
     ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);
     store_gradient(grad_q, q_block, p.grad_q, first, tokens, key_head, at, offsets);
     store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
+    ptx::fence_async_shared();  // bulk copies fill the slots next
     __syncwarp();
     if (at.lane == 0) {
       release_slot(smem, item.k_slot, true, at);

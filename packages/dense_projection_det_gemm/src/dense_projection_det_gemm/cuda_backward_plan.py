@@ -14,7 +14,7 @@ from dense_projection_det_gemm.cuda_plan import CudaGemmPlan, plan_gemm_cuda
 if TYPE_CHECKING:
     from cake_shared.gemm.problem import GemmProblem
 
-# With so few of them dgrad does nothing but write dx, and comes second: its stores fill the end of wgrad's reads and sum.
+# With so few columns of g dgrad does nothing but write dx, and comes second: its stores fill the end of wgrad's reads.
 STREAMED_COLUMNS = 64
 
 

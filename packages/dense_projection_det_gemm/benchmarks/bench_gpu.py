@@ -41,11 +41,13 @@ def host_time():
         "prepare_wgrad(..., accumulate=True).launch()": lambda: (
             det.prepare_wgrad(x, x, weight_gradient, accumulate=True).launch
         ),
+        "prepare_backward(...).launch()": lambda: det.prepare_backward(x, x, w).launch,
         "prepare_router_forward(...).launch()": lambda: det.prepare_router_forward(xf, wf).launch,
         "projection_forward": lambda: lambda: det.projection_forward(x, w),
         "projection_forward, gradients wanted": lambda: lambda: det.projection_forward(x_leaf, w_leaf),
         "projection_forward and backward": lambda: lambda: det.projection_forward(x_leaf, w_leaf).backward(x),
         "projection_wgrad into an FP32 out": lambda: lambda: det.projection_wgrad(x, x, weight_gradient),
+        "projection_backward": lambda: lambda: det.projection_backward(x, x, w),
         "router_forward": lambda: lambda: det.router_forward(xf, wf),
         "its operator (projection_forward)": lambda: lambda: operator(x, w),
         "torch.nn.functional.linear": lambda: lambda: torch.nn.functional.linear(x, w),

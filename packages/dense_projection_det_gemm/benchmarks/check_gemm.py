@@ -23,6 +23,10 @@ from dense_projection_det_gemm.cuda_plan import NATIVE, plan_gemm_cuda
 BF16, FP32 = torch.bfloat16, torch.float32
 REPEATS = 20
 ROUTER_LIMIT = 3e-7
+PUBLISHED = [
+    (t, *widths) for t in (16172, 16231, 16384) for widths in ((4096, 48), (5120, 64), (4096, 512), (1024, 1024))
+]
+SMALL = ((137, 264, 72), (1, 64, 8), (300, 72, 136))
 
 
 def gemm_cases():
@@ -33,11 +37,33 @@ def gemm_cases():
         majors = f"{case.a_major}{case.b_major}{case.out_major}"
         kind = "accumulated" if case.accumulate else str(case.out_dtype).removeprefix("torch.")
         yield f"layout {majors}, {kind}", case
-    for tokens in (16172, 16231, 16384):
-        for d_in, d_out in ((4096, 48), (5120, 64), (4096, 512), (1024, 1024)):
-            yield f"forward {tokens}, {d_in} -> {d_out}", GemmCase(tokens, d_out, d_in, "k", "k")
-            yield f"dgrad {tokens}, {d_in} -> {d_out}", GemmCase(tokens, d_in, d_out, "k", "n")
-            yield f"wgrad {tokens}, {d_in} -> {d_out}", GemmCase(d_out, d_in, tokens, "m", "n", FP32)
+    for tokens, d_in, d_out in PUBLISHED:
+        yield f"forward {tokens}, {d_in} -> {d_out}", GemmCase(tokens, d_out, d_in, "k", "k")
+        yield f"dgrad {tokens}, {d_in} -> {d_out}", GemmCase(tokens, d_in, d_out, "k", "n")
+        yield f"wgrad {tokens}, {d_in} -> {d_out}", GemmCase(d_out, d_in, tokens, "m", "n", FP32)
+
+
+def backward_cases():
+    """Named cases of both gradients in one call: that, two calls of one each, the float64 values, the limits."""
+    for tokens, d_in, d_out in (*PUBLISHED, *SMALL):
+        shapes = (tokens, d_out), (tokens, d_in), (d_out, d_in)
+        g, x, w = (normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
+        exact = [oracle.dgrad(g, w), oracle.wgrad(g, x)]
+        for kind, dtype in (("FP32", FP32), ("BF16", BF16), ("accumulated", FP32)):
+            adds = kind == "accumulated"
+
+            def prior(w=w, adds=adds):
+                return torch.ones_like(w, dtype=FP32) if adds else None
+
+            def both(g=g, x=x, w=w, dtype=dtype, adds=adds, prior=prior):
+                return det.projection_backward(g, x, w, prior(), dtype, adds)
+
+            def apart(g=g, x=x, w=w, dtype=dtype, adds=adds, prior=prior):
+                return det.projection_dgrad(g, w), det.projection_wgrad(g, x, prior(), dtype, adds)
+
+            right = exact[0], exact[1] + 1 if adds else exact[1]
+            limits = BF16_LIMIT, BF16_LIMIT if dtype == BF16 else fp32_limit(tokens)
+            yield f"backward {tokens}, {d_in} -> {d_out}, dw {kind}", both, apart, right, limits
 
 
 def router_cases():
@@ -90,7 +116,24 @@ def check(backend, call, exact, limit):
         if not same_bits(call(), result):
             found.append(f"other bits when planned for {pretended} multiprocessors")
     backend.multiprocessors = real
-    return error, hashlib.sha256(bits_of(result).cpu().numpy().tobytes()).hexdigest(), found
+    return error, digest_of(result), found
+
+
+def digest_of(result):
+    """A hash of a result's bits."""
+    return hashlib.sha256(bits_of(result).cpu().numpy().tobytes()).hexdigest()
+
+
+def check_backward(backend, name, both, apart, right, limits, findings):
+    """Each gradient as `check` does, and its bits beside those of a call of its own."""
+    for place, (part, expected) in enumerate(zip(("dx", "dw"), apart())):
+        label = f"{name}: {part}"
+        error, digest, found = check(backend, lambda place=place: both()[place], right[place], limits[place])
+        findings.errors[label], findings.sha256[label] = error, digest
+        if digest != digest_of(expected):
+            found.append("other bits than a call of its own")
+        if found:
+            findings.refuse(label, found)
 
 
 def launch_for_the_sanitizer():
@@ -112,6 +155,9 @@ def launch_for_the_sanitizer():
     for stage in NATIVE:
         (a, b), (out, _) = case.operands("cuda"), case.output("cuda")
         backend.prepare("gemm_out", problem, a, b, out, plan_gemm_cuda(problem, backend.native, stage=stage))[1]()
+    for d_out in (40, 264):  # side by side, partial sums among them
+        g, x, w = (normal(*s, seed=i) for i, s in enumerate(((2100, d_out), (2100, 264), (d_out, 264))))
+        det.projection_backward(g, x, w, out_dtype=FP32)
     x, w, g = (normal(*s, seed=i, dtype=FP32) for i, s in enumerate(((130, 200), (40, 200), (130, 40))))
     x[1, 0], x[3, 2], x[3, 1] = float("inf"), 1e38, 1e-38
     det.router_forward(x, w)
@@ -127,6 +173,8 @@ def measure() -> Findings:
         findings.errors[name], findings.sha256[name], found = check(backend, call, exact, limit)
         if found:
             findings.refuse(name, found)
+    for name, *case in backward_cases():
+        check_backward(backend, name, *case, findings)
     return findings
 
 

@@ -315,6 +315,8 @@ def opcheck_samples():
     yield OPS.projection_dgrad, (g, w)
     yield OPS.projection_wgrad, (g, x, FP32)
     yield OPS.projection_wgrad_out, (g, x, torch.zeros(24, 40), True)
+    yield OPS.projection_backward, (g, x, w, FP32)
+    yield OPS.projection_backward_out, (g, x, w, torch.zeros(24, 40), True)
     yield OPS.router_forward, tuple(leaves(x.float(), w.float()))
     yield OPS.router_forward, tuple(leaves(x, w.float()))
     yield OPS.router_dgrad, (g.float(), w.float())

@@ -85,6 +85,8 @@ def products(tokens=3000, d_in=1024, d_out=72):
         "wgrad": lambda: det.projection_wgrad(g, x),
         "wgrad FP32": lambda: det.projection_wgrad(g, x, out_dtype=FP32),
         "accumulated": lambda: det.projection_wgrad(g, x, torch.ones(d_out, d_in, device="cuda"), accumulate=True),
+        "backward, dx": lambda: det.projection_backward(g, x, w)[0],
+        "backward, dw": lambda: det.projection_backward(g, x, w, out_dtype=FP32)[1],
         "heads": lambda: det.dense_projection_det_gemm(
             heads_x.transpose(0, 1), heads_w, torch.empty(5, 700, 264, dtype=BF16, device="cuda")
         ),

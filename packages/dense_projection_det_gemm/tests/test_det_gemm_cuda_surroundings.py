@@ -36,6 +36,7 @@ def prepared(tokens=1304, d_in=600, d_out=72):
             det.prepare_wgrad(g, x, out_dtype=FP32),
             lambda: det.projection_wgrad(g, x, out_dtype=FP32),
         ),
+        "backward": (det.prepare_backward(g, x, w), lambda: det.projection_backward(g, x, w)),
         "heads": (
             det.prepare_gemm(heads, weights, heads_out()),
             lambda: det.dense_projection_det_gemm(heads, weights, heads_out()),
@@ -84,6 +85,10 @@ def test_nothing_waits_for_the_device():
         det.prepare_router_dgrad(g.float(), w.float()).launch()
 
 
+def parts(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
 def allocations():
     return torch.cuda.memory_stats()["allocation.all.allocated"]
 
@@ -91,12 +96,14 @@ def allocations():
 def test_launch_allocates_nothing_and_repeats_the_function():
     for name, (plan, function) in prepared().items():
         expected = function()
-        poison_(plan.out)
+        for out in parts(plan.out):
+            poison_(out)
         before = allocations()
         result = plan.launch()
         assert allocations() == before, name
         assert result is plan.out
-        assert_bitwise_equal(result, expected, name)
+        for actual, one in zip(parts(result), parts(expected)):
+            assert_bitwise_equal(actual, one, name)
 
 
 def test_launch_reads_what_operands_hold_then():
@@ -121,6 +128,7 @@ def test_graphs_replay_on_changed_operands():
     x, w, g = normal(tokens, 600), normal(72, 600, seed=1), normal(tokens, 72, seed=2)
     xf, wf = x.float(), w.float()
     plan, router = det.prepare_wgrad(g, x, out_dtype=FP32), det.prepare_router_forward(xf, wf)
+    backward = det.prepare_backward(g, x, w, out_dtype=FP32)
 
     def step():
         return [
@@ -129,6 +137,8 @@ def test_graphs_replay_on_changed_operands():
             det.projection_forward(x, w),
             det.projection_dgrad(g, w),
             det.projection_wgrad(g, x),
+            *backward.launch(),
+            *det.projection_backward(g, x, w),
             det.router_forward(xf, wf),
             det.router_wgrad(xf[:, :72], xf),
         ]
@@ -164,6 +174,7 @@ def test_a_device_that_is_not_current():
             det.projection_dgrad(g, w),
             det.projection_wgrad(g, x, out_dtype=FP32),
             det.prepare_wgrad(g, x).launch(),
+            *det.projection_backward(g, x, w),
             det.router_forward(x, w.float()),
             det.router_wgrad(g.float(), x),
         ]

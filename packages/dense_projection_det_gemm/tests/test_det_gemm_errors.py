@@ -25,6 +25,7 @@ GEMM = {"a": bf16(4, 16), "b": bf16(16, 8), "out": bf16(4, 8)}
 FORWARD = {"x": bf16(4, 16), "w": bf16(8, 16)}
 DGRAD = {"g": bf16(4, 8), "w": bf16(8, 16)}
 WGRAD = {"g": bf16(4, 8), "x": bf16(4, 16)}
+BACKWARD = {"g": bf16(4, 8), "x": bf16(4, 16), "w": bf16(8, 16)}
 ROUTER_FORWARD = {k: v.float() for k, v in FORWARD.items()}
 ROUTER_DGRAD = {k: v.float() for k, v in DGRAD.items()}
 ROUTER_WGRAD = {k: v.float() for k, v in WGRAD.items()}
@@ -124,6 +125,38 @@ BF16_ONLY = {
         ({"x": SHARED[:4, :16], "out": SHARED[:8, :16]}, ValueError, r"out: shares memory with x"),
     ],
 }
+BAD_BACKWARD = [
+    *BAD_DGRAD[:3],
+    *BAD_WGRAD[1:3],
+    ({"g": fp32(4, 8)}, TypeError, r"g: got dtype float32"),
+    ({"x": fp32(4, 16)}, TypeError, r"x: got dtype float32"),
+    ({"w": fp32(8, 16)}, TypeError, r"w: got dtype float32"),
+    ({"x": bf16(4, 24)}, ValueError, r"x: got shape \[4, 24\], takes 16 in dimension -1 \(K of w\)"),
+    ({"x": bf16(4, 12), "w": bf16(8, 12)}, ValueError, r"w: got 12 columns \(K\)"),
+    ({"backend": "cuda"}, ValueError, r"backend: got 'cuda'"),
+    ({"out_dtype": torch.float16}, TypeError, r"out_dtype: got float16"),
+    ({"dw": fp32(8, 16), "out_dtype": BF16}, TypeError, r"out_dtype: got bfloat16, takes None or the dtype of dw"),
+    ({"dw": fp32(8, 8)}, ValueError, r"dw: got shape \[8, 8\], takes \[8, 16\]"),
+    ({"dw": torch.zeros(8, 16, device="meta")}, ValueError, r"dw: got device meta"),
+    ({"dw": strided(8, 16, 17, FP32)}, ValueError, r"dw: got strides \[17, 1\]"),
+    ({"accumulate": True}, ValueError, r"accumulate: got True without dw, takes a float32 dw"),
+    ({"accumulate": 1}, TypeError, r"accumulate: got 1"),
+    ({"dw": bf16(8, 16), "accumulate": True}, TypeError, r"dw: got dtype bfloat16, takes float32"),
+    ({"g": SHARED[:4, :8], "dw": SHARED[:8, :16]}, ValueError, r"dw: shares memory with g"),
+    ({"x": SHARED[:4, :16], "dw": SHARED[:8, :16]}, ValueError, r"dw: shares memory with x"),
+    ({"w": SHARED[:8, :16], "dw": SHARED[4:12, :16]}, ValueError, r"dw: shares memory with w"),
+]
+BAD_DX = [
+    ({"dx": 1.0}, TypeError, r"dx: got float, takes a torch.Tensor"),
+    ({"dx": bf16(4, 8)}, ValueError, r"dx: got shape \[4, 8\], takes \[4, 16\]"),
+    ({"dx": strided(4, 16, 17)}, ValueError, r"dx: got strides \[17, 1\]"),
+    ({"dx": torch.zeros(4, 16, device="meta")}, ValueError, r"dx: got device meta"),
+    ({"g": SHARED[:4, :8], "dx": SHARED[:4, :16]}, ValueError, r"dx: shares memory with g"),
+    ({"x": SHARED[:4, :16], "dx": SHARED[:4, 8:24]}, ValueError, r"dx: shares memory with x"),
+    ({"w": SHARED[:8, :16], "dx": SHARED[:4, :16]}, ValueError, r"dx: shares memory with w"),
+    ({"dx": SHARED[:4, :16], "dw": SHARED[:8, :16]}, ValueError, r"dw: shares memory with dx"),
+    ({"x": bf16(4, 32)[:, ::2]}, ValueError, r"x: got strides \[32, 2\]"),
+]
 FP32_ONLY = {
     "forward": [
         ({"x": torch.zeros(4, 16, dtype=torch.float64)}, TypeError, r"x: got dtype float64, takes float32 or bfloat16"),
@@ -160,12 +193,14 @@ FUNCTIONS = {
     "projection_forward": (FORWARD, BAD_FORWARD + BF16_ONLY["forward"]),
     "projection_dgrad": (DGRAD, BAD_DGRAD + BF16_ONLY["dgrad"]),
     "projection_wgrad": (WGRAD, BAD_WGRAD + BF16_ONLY["wgrad"]),
+    "projection_backward": (BACKWARD, BAD_BACKWARD),
     "router_forward": (ROUTER_FORWARD, FP32_ONLY["forward"]),
     "router_dgrad": (ROUTER_DGRAD, FP32_ONLY["dgrad"]),
     "router_wgrad": (ROUTER_WGRAD, FP32_ONLY["wgrad"]),
     "prepare_forward": (FORWARD, BAD_FORWARD + BF16_ONLY["forward"] + BAD_OUT),
     "prepare_dgrad": (DGRAD, BAD_DGRAD + BF16_ONLY["dgrad"] + BAD_OUT[:3]),
     "prepare_wgrad": (WGRAD, BAD_WGRAD + BF16_ONLY["wgrad"]),
+    "prepare_backward": (BACKWARD, BAD_BACKWARD + BAD_DX),
     "prepare_router_forward": (ROUTER_FORWARD, FP32_ONLY["forward"] + BAD_OUT),
     "prepare_router_dgrad": (ROUTER_DGRAD, FP32_ONLY["dgrad"] + BAD_OUT[:3]),
     "prepare_router_wgrad": (ROUTER_WGRAD, FP32_ONLY["wgrad"] + BAD_OUT[:3]),

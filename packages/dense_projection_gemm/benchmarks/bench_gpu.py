@@ -9,7 +9,7 @@ import torch
 import dense_projection_det_gemm as det
 import dense_projection_gemm as free
 from cake_shared.bench import Result
-from cake_shared.bench.gemm import LIBRARY, STEPS, cell, ours_arms, rows
+from cake_shared.bench.gemm import CALLS, LIBRARY, cell, ours_arms, rows
 from cake_shared.bench.gemm_tables import error_table, ratios_of, summary_table
 from cake_shared.bench.gpu_suite import MODES, GpuSuite
 from cake_shared.bench.result import Table
@@ -35,9 +35,9 @@ def measured_problems():
 
 
 def problems(row):
-    """The weight gradients among the steps of a row, as `measured_problems` gives them."""
+    """The weight gradients that a row computes in calls of their own, as `measured_problems` gives them."""
     workload = row.workload
-    for step in STEPS.get(row.operation, (row.operation,)):
+    for step in CALLS.get(row.operation, (row.operation,)):
         dtype = {"wgrad FP32": "float32", "wgrad BF16": "bfloat16"}.get(step)
         if dtype and row.kind == "projection":
             yield 1, workload.d_out, workload.d_in, workload.tokens, dtype

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import torch
 
+import dense_projection_det_gemm as det
 import dense_projection_gemm as free
 from cake_shared.bench.gemm import BF16_LIMIT, relative_error
 from cake_shared.bench.gemm_check import Findings, GemmCheck
 from cake_shared.gemm import oracle
 from cake_shared.gemm.problem import GemmProblem
-from cake_shared.testing.gemm_cuda import GemmCase, fp32_limit, layout_cases
+from cake_shared.testing.bits import same_bits
+from cake_shared.testing.gemm_cuda import GemmCase, fp32_limit, layout_cases, normal
 from dense_projection_gemm import cuda
 from dense_projection_gemm.cuda_plan import plan_split
 
@@ -56,6 +58,23 @@ def check(backend, case, multiprocessors):
     return worst, BF16_LIMIT if case.out_dtype == BF16 else fp32_limit(case.k)
 
 
+def check_backward(tokens, d_in, d_out, findings):
+    """Both gradients in one call of `deterministic=False`: their errors, and the bits of the deterministic form."""
+    shapes = (tokens, d_out), (tokens, d_in), (d_out, d_in)
+    g, x, w = (normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
+    results = free.projection_backward(g, x, w, out_dtype=FP32, deterministic=False)
+    twins = det.projection_backward(g, x, w, out_dtype=FP32)
+    exact, limits = (oracle.dgrad(g, w), oracle.wgrad(g, x)), (BF16_LIMIT, fp32_limit(tokens))
+    for part, result, twin, right, limit in zip(("dx", "dw"), results, twins, exact, limits):
+        label = f"backward {tokens}, {d_in} -> {d_out}: {part}"
+        findings.errors[label] = error = relative_error(result, right)
+        found = [] if error <= limit else [f"error {error:.2e}, limit {limit:.1e}"]
+        if not same_bits(result, twin):
+            found.append("other bits than deterministic=True")
+        if found:
+            findings.refuse(label, "; ".join(found))
+
+
 def launch_for_the_sanitizer():
     """A few launches of every program: whole and split tiles, both tiles, BF16, FP32 and accumulated results."""
     backend = cuda.split_backend(torch.device("cuda"))
@@ -80,6 +99,9 @@ def measure() -> Findings:
             findings.errors[label] = error
             if not error <= limit:
                 findings.refuse(label, f"error {error:.2e}, limit {limit:.1e}")
+    for tokens in (16231, 16384):
+        for d_in, d_out in ((4096, 48), (5120, 64), (4096, 512), (5120, 1024)):
+            check_backward(tokens, d_in, d_out, findings)
     return findings
 
 

@@ -82,6 +82,18 @@ def test_plans_name_their_program(name):
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
+def test_both_gradients_in_one_call(deterministic):
+    results = free.projection_backward(G, X, W, out_dtype=FP32, deterministic=deterministic)
+    prepared = free.prepare_backward(G, X, W, out_dtype=FP32, deterministic=deterministic)
+    expected = free.projection_dgrad(G, W), free.projection_wgrad(G, X, out_dtype=FP32)
+    for actual, again, one in zip(results, prepared.launch(), expected):
+        assert_bitwise_equal(actual, one)
+        assert_bitwise_equal(again, one)
+    program = "cpu_tiles" if deterministic else "dense_projection_det_gemm.cpu_tiles"
+    assert {prepared.plan.dgrad.program, prepared.plan.wgrad.program} == {program}
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("transposed_out", [False, True])
 def test_plain_gemm(deterministic, transposed_out):
     a, b = normal(3, 40, 24), normal(3, 24, 16, seed=1)
@@ -162,6 +174,8 @@ def opcheck_samples():
     yield OPS.projection_dgrad, (g, w)
     yield OPS.projection_wgrad, (g, x, FP32)
     yield OPS.projection_wgrad_out, (g, x, torch.zeros(72, 136), True)
+    yield OPS.projection_backward, (g, x, w, FP32)
+    yield OPS.projection_backward_out, (g, x, w, torch.zeros(72, 136), True)
     yield OPS.router_forward, (XF[0].clone().requires_grad_(), WF.clone().requires_grad_())
     yield OPS.router_dgrad, (GF[0], WF)
     yield OPS.router_wgrad, (GF[0], x)
@@ -183,6 +197,8 @@ GOOD = {
     **{name: arguments for name, (arguments, _, _) in FUNCTIONS.items()},
     **{name: FUNCTIONS[function][0][:2] for name, function in PREPARED.items()},
     "dense_projection_gemm": (X[0], W.t(), torch.zeros(70, 72)),
+    "projection_backward": (G, X, W),
+    "prepare_backward": (G, X, W),
     "prepare_gemm": (X[0], W.t(), torch.zeros(70, 72)),
 }
 

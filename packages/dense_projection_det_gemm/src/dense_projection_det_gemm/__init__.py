@@ -3,6 +3,7 @@
 from dense_projection_det_gemm._version import __version__
 from dense_projection_det_gemm.api import (
     dense_projection_det_gemm,
+    prepare_backward,
     prepare_dgrad,
     prepare_forward,
     prepare_gemm,
@@ -10,6 +11,7 @@ from dense_projection_det_gemm.api import (
     prepare_router_forward,
     prepare_router_wgrad,
     prepare_wgrad,
+    projection_backward,
     projection_dgrad,
     projection_forward,
     projection_wgrad,
@@ -24,6 +26,7 @@ __all__ = [
     "RouterGate",
     "__version__",
     "dense_projection_det_gemm",
+    "prepare_backward",
     "prepare_dgrad",
     "prepare_forward",
     "prepare_gemm",
@@ -31,6 +34,7 @@ __all__ = [
     "prepare_router_forward",
     "prepare_router_wgrad",
     "prepare_wgrad",
+    "projection_backward",
     "projection_dgrad",
     "projection_forward",
     "projection_wgrad",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cake_shared.gemm.scratch import scratch
+from dense_projection_det_gemm.cuda_backward_plan import CudaBackwardPlan, plan_backward_cuda
 from dense_projection_det_gemm.cuda_plan import NATIVE, CudaGemmPlan, plan_gemm_cuda
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class GemmBackend:
     Attributes
     ----------
     module
-        With `prepare_gemm`.
+        With `prepare_gemm`, `prepare_pair`, and `run_` instead of `prepare_` for single launches.
     architecture
         Whose records say which programs the module has.
     multiprocessors
@@ -81,7 +82,7 @@ class GemmBackend:
         if stage == "router_out":
             return self.router.prepare(problem, a, b, out)
         plan = plan or plan_gemm_cuda(problem, self.native)
-        if out.numel() == 0 or (problem.k == 0 and problem.accumulate):
+        if not _writes(problem):
             return plan, _nothing
         return plan, self._launch_of(plan, a, b, out)
 
@@ -100,6 +101,55 @@ class GemmBackend:
             run(a, b, out, workspace, *choices, self.multiprocessors, stream())
 
         return launch
+
+    def prepare_backward(self, dgrad, wgrad, plan: CudaBackwardPlan | None = None):
+        """Return the plan of a projection's two gradients, `plan` where given, and a callable that runs them.
+
+        Parameters
+        ----------
+        dgrad, wgrad
+            A `GemmProblem`, then a, b and out as in `prepare`.
+        """
+        plan = plan or plan_backward_cuda(dgrad[0], wgrad[0], self.native)
+        if not (_writes(dgrad[0]) and _writes(wgrad[0])):
+            _, run_dgrad = self.prepare("gemm_out", *dgrad, plan.dgrad)
+            _, run_wgrad = self.prepare("gemm_out", *wgrad, plan.wgrad)
+            return plan, lambda: (run_dgrad(), run_wgrad())
+        arguments = self._pair_of(plan)(*dgrad[1:], *wgrad[1:])
+        return plan, _Launch(self.module.prepare_pair(*arguments), self.stream, arguments)
+
+    def backward_launcher(self, dgrad, wgrad) -> Callable[..., object]:
+        """Return what launches many calls `(a, b, out, a, b, out)` of two problems that are not empty."""
+        pair = self._pair_of(plan_backward_cuda(dgrad, wgrad, self.native))
+        run, stream = self.module.run_pair, self.stream
+        return lambda *tensors: run(*pair(*tensors), stream())
+
+    def _pair_of(self, plan: CudaBackwardPlan) -> Callable[..., tuple]:
+        """Return what makes the module's arguments of both products' a, b and out."""
+        dgrad, wgrad = self._product_of(plan.dgrad), self._product_of(plan.wgrad)
+
+        def pair(a, b, out, wgrad_a, wgrad_b, wgrad_out):
+            products = dgrad(a, b, out), wgrad(wgrad_a, wgrad_b, wgrad_out)
+            first, second = products if plan.dgrad_first else products[::-1]
+            return (*first, *second, plan.beside)
+
+        return pair
+
+    def _product_of(self, plan: CudaGemmPlan) -> Callable[..., tuple]:
+        from tvm_ffi import Shape
+
+        a_major, b_major = plan.problem.a_major, plan.problem.b_major
+        if plan.swapped:
+            a_major, b_major = b_major, a_major
+        numbers = Shape([int(choice) for choice in (*_choices(plan, a_major, b_major), self.multiprocessors)])
+
+        def product(a, b, out):
+            if plan.swapped:
+                a, b, out = b.transpose(1, 2), a.transpose(1, 2), out.transpose(1, 2)
+            workspace = scratch(plan.workspace_bytes, out.device) if plan.workspace_bytes else None
+            return a, b, out, workspace, numbers
+
+        return product
 
     @functools.cached_property
     def router(self):
@@ -133,6 +183,11 @@ def _choices(plan: CudaGemmPlan, a_major: str, b_major: str) -> tuple:
         plan.cut.halved,
         plan.group_rows,
     )
+
+
+def _writes(problem) -> bool:
+    """Whether there is anything to compute, be it zeros."""
+    return problem.batch * problem.m * problem.n > 0 and not (problem.k == 0 and problem.accumulate)
 
 
 class _Launch:
@@ -199,3 +254,21 @@ def prepare(stage, problem, a, b, out):
 def launcher(stage, problem, out):
     """What launches calls `(a, b, out)` of a problem that `prepare` has served before, looking nothing up."""
     return gemm_backend(out.device).launcher(stage, problem)
+
+
+def prepare_backward(dgrad, wgrad):
+    """The plan of both gradients of a projection, and a callable that runs them; see `GemmBackend.prepare_backward`.
+
+    Raises
+    ------
+    UnsupportedArchError
+        The device's architecture lacks a program for a stage.
+    BuildError
+        The module cannot be built.
+    """
+    return gemm_backend(dgrad[3].device).prepare_backward(dgrad, wgrad)
+
+
+def backward_launcher(dgrad, wgrad, out):
+    """What launches calls `(a, b, out, a, b, out)` of two problems that `prepare_backward` has served before."""
+    return gemm_backend(out.device).backward_launcher(dgrad, wgrad)

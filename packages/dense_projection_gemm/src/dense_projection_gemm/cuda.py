@@ -139,3 +139,13 @@ def launcher(stage, problem, out):
         return det.launcher(stage, problem, out)
     backend = split_backend(out.device)
     return lambda a, b, out: backend.prepare(plan, a, b, out)()
+
+
+def prepare_backward(dgrad, wgrad):
+    """Both gradients by the deterministic programs, which side by side are faster than a split one and another."""
+    return det.prepare_backward(dgrad, wgrad)
+
+
+def backward_launcher(dgrad, wgrad, out):
+    """What launches calls `(a, b, out, a, b, out)` of two problems that `prepare_backward` has served before."""
+    return det.backward_launcher(dgrad, wgrad, out)

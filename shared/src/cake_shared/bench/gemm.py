@@ -21,6 +21,8 @@ STEPS = {
     "bwd": ("dgrad", "wgrad FP32"),
     "2fwd+bwd": ("forward", "forward", "dgrad", "wgrad FP32"),
 }
+# What a package calls for a row's steps: both gradients at once where both are wanted.
+CALLS = {**{name: (name,) for name in STEPS}, "2fwd+bwd": ("forward", "forward", "bwd")}
 SINGLE = ("forward", "dgrad", "wgrad BF16", "wgrad FP32")
 HEAD_OPERATIONS = ("forward", "dgrad", "wgrad FP32")
 ROUTER_OPERATIONS = ("forward", "dgrad", "wgrad")
@@ -114,6 +116,7 @@ def prepared(module, row: Row, step: str, keywords: dict):
         "dgrad": lambda: module.prepare_dgrad(g, w, **keywords),
         "wgrad BF16": lambda: module.prepare_wgrad(g, x, out_dtype=BF16, **keywords),
         "wgrad FP32": lambda: module.prepare_wgrad(g, x, out_dtype=FP32, **keywords),
+        "bwd": lambda: module.prepare_backward(g, x, w, out_dtype=FP32, **keywords),
     }[step]()
 
 
@@ -134,6 +137,7 @@ def function(module, row: Row, step: str, keywords: dict) -> Callable[[], torch.
         "dgrad": lambda: module.projection_dgrad(g, w, **keywords),
         "wgrad BF16": lambda: module.projection_wgrad(g, x, out_dtype=BF16, **keywords),
         "wgrad FP32": lambda: module.projection_wgrad(g, x, out_dtype=FP32, **keywords),
+        "bwd": lambda: module.projection_backward(g, x, w, out_dtype=FP32, **keywords),
     }[step]
 
 
@@ -172,12 +176,13 @@ def ours_arms(module, name: str = "ours", keywords: dict | None = None):
 def cell(row: Row, arms) -> GpuCell:
     """The arms of packages (from `ours_arms`) beside the library on one row; composite rows are checked by steps."""
     steps = STEPS.get(row.operation, (row.operation,))
+    ours = CALLS.get(row.operation, steps)
 
     def calls():
         made: dict[str, dict[str, Callable]] = {"graph": {}, "eager": {}}
         for name, module, keywords in arms:
-            made["graph"][name] = in_turn([prepared(module, row, step, keywords).launch for step in steps])
-            made["eager"][name] = in_turn([function(module, row, step, keywords) for step in steps])
+            made["graph"][name] = in_turn([prepared(module, row, step, keywords).launch for step in ours])
+            made["eager"][name] = in_turn([function(module, row, step, keywords) for step in ours])
         for mode in made.values():
             mode[LIBRARY] = in_turn([library(row, step) for step in steps])
         return made

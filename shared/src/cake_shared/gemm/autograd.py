@@ -27,6 +27,10 @@ class Projection(torch.autograd.Function):
     def backward(ctx, g):
         """Gradients for x and w; None where unwanted and where the weight's went into `main_grad`."""
         x, w = ctx.saved_tensors
+        if x is not None and w is not None and not torch.is_grad_enabled():
+            adds = ctx.main_grad is not None
+            dx, dw = ctx.launcher.run_backward(g, x, w, ctx.main_grad, None, adds)
+            return None, dx, None if adds else dw, None
         dx = None if w is None else _gradient(ctx.launcher, "dgrad", g, w)
         dw = None
         if x is not None and ctx.main_grad is not None:

@@ -55,10 +55,10 @@ def _oriented(out, shape, transposed_out):
     return view
 
 
-def check_accumulating(out):
+def check_accumulating(out, name="out"):
     """Only FP32 accumulates: a BF16 sum would lose what is added."""
     if out.dtype != _FP32:
-        raise TypeError(f"out: got dtype {check.dtype_name(out.dtype)}, takes float32 under accumulate=True")
+        raise TypeError(f"{name}: got dtype {check.dtype_name(out.dtype)}, takes float32 under accumulate=True")
 
 
 def _check_pair(left_name, left, left_dtypes, right_name, right, right_dtypes):
@@ -94,6 +94,13 @@ def check_wgrad(g, x, dtypes=((_BF16,), (_BF16,))):
     check.check_width("x", x.shape[-1], "columns (K)")
 
 
+def check_backward(g, x, w):
+    """g `[..., N]`, x `[..., K]` with the same leading extents, w `[N, K]`."""
+    check_dgrad(g, w)
+    check_wgrad(g, x)
+    check.check_extent("x", x, -1, w.shape[1], "K of w")
+
+
 def check_out_dtype(out_dtype):
     """The dtype of a result where one may be asked for; returns it."""
     if out_dtype not in (None, _BF16, _FP32):
@@ -102,33 +109,33 @@ def check_out_dtype(out_dtype):
     return out_dtype
 
 
-def check_wgrad_out(g, x, out, out_dtype, accumulate):
-    """The output side of a weight gradient; returns the dtype of the result."""
+def check_wgrad_out(g, x, out, out_dtype, accumulate, name="out"):
+    """The output side of a weight gradient, an argument of that name; returns the dtype of the result."""
     check.check_flag("accumulate", accumulate)
     check_out_dtype(out_dtype)
     if out is None:
         if accumulate:
-            raise ValueError("accumulate: got True without out, takes a float32 out to add to")
+            raise ValueError(f"accumulate: got True without {name}, takes a float32 {name} to add to")
         return out_dtype or _BF16
-    check.check_tensor("out", out, _BF16, _FP32)
-    check.check_same_device(g=g, out=out)
-    check.check_shape("out", out, (g.shape[-1], x.shape[-1]), "[N, K] of g and x")
+    check.check_tensor(name, out, _BF16, _FP32)
+    check.check_same_device(**{"g": g, name: out})
+    check.check_shape(name, out, (g.shape[-1], x.shape[-1]), "[N, K] of g and x")
     if out_dtype not in (None, out.dtype):
         got, takes = check.dtype_name(out_dtype), check.dtype_name(out.dtype)
-        raise TypeError(f"out_dtype: got {got}, takes None or the dtype of out, {takes}")
+        raise TypeError(f"out_dtype: got {got}, takes None or the dtype of {name}, {takes}")
     if accumulate:
-        check_accumulating(out)
+        check_accumulating(out, name)
     return out.dtype
 
 
-def check_out(out, shape, device, *dtypes):
-    """The optional output of a `prepare_*` function."""
+def check_out(out, shape, device, *dtypes, name="out"):
+    """The optional output of a `prepare_*` function, an argument of that name."""
     if out is None:
         return
-    check.check_tensor("out", out, *dtypes)
+    check.check_tensor(name, out, *dtypes)
     if out.device != device:
-        raise ValueError(f"out: got device {out.device}, takes the device of the operands, {device}")
-    check.check_shape("out", out, shape, "the shape of the result")
+        raise ValueError(f"{name}: got device {out.device}, takes the device of the operands, {device}")
+    check.check_shape(name, out, shape, "the shape of the result")
 
 
 def check_main_grad(main_grad, w):

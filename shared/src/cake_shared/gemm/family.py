@@ -127,6 +127,29 @@ class GemmFamily:
             return out
         return self.launcher.run("wgrad", g, x, out, out_dtype, accumulate)
 
+    def backward(self, g, x, w, dw, out_dtype, accumulate, backend):
+        """`g @ w` and `g.T @ x`, the latter into `dw` where given."""
+        known_type = out_dtype is None or isinstance(out_dtype, torch.dtype)
+        if type(accumulate) is bool and known_type and backend in (None, "cuda"):
+            recipe = self.launcher.recipes.find_backward(g, x, w, dw, out_dtype, accumulate)
+            if recipe is not None and dw is None:
+                return autograd.undifferentiable("projection_backward", recipe, g, x, w)
+            if recipe is not None:
+                contract.refuse_autograd("dw", g, x, w, dw)
+                return recipe(g, x, w, dw)
+        contract.check_backward(g, x, w)
+        dtype = contract.check_wgrad_out(g, x, dw, out_dtype, accumulate, "dw")
+        through_operator = self._as_operator(backend, g=g, x=x, w=w)
+        if dw is None:
+            if through_operator:
+                return self.ops.projection_backward(g, x, w, dtype)
+            run = functools.partial(self.launcher.run_backward, dtype=out_dtype)
+            return autograd.undifferentiable("projection_backward", run, g, x, w)
+        contract.refuse_autograd("dw", g, x, w, dw)
+        if through_operator:
+            return self.ops.projection_backward_out(g, x, w, dw, accumulate), dw
+        return self.launcher.run_backward(g, x, w, dw, out_dtype, accumulate)
+
     def router_forward(self, x, w, backend):
         """`x @ w.T` to FP32 accuracy, with autograd."""
         recipe = self._recipe(backend, "router_forward", x, w)
@@ -187,6 +210,14 @@ class GemmFamily:
         dtype = contract.check_wgrad_out(g, x, out, out_dtype, accumulate)
         self._check_strict_backend(backend, g=g, x=x)
         return self.launcher.wgrad(g, x, out, dtype, accumulate, repair=False)
+
+    def prepare_backward(self, g, x, w, dx, dw, out_dtype, accumulate, backend):
+        """The plan object of `backward`."""
+        contract.check_backward(g, x, w)
+        contract.check_out(dx, (*g.shape[:-1], w.shape[1]), g.device, _BF16, _FP32, name="dx")
+        dtype = contract.check_wgrad_out(g, x, dw, out_dtype, accumulate, "dw")
+        self._check_strict_backend(backend, g=g, x=x, w=w)
+        return self.launcher.backward(g, x, w, dx, dw, dtype, accumulate, repair=False)
 
     def prepare_router_forward(self, x, w, out, backend):
         """The plan object of `router_forward`."""

@@ -16,6 +16,8 @@ SCHEMAS = {
     "projection_dgrad": "(Tensor g, Tensor w) -> Tensor",
     "projection_wgrad": "(Tensor g, Tensor x, ScalarType out_dtype) -> Tensor",
     "projection_wgrad_out": "(Tensor g, Tensor x, Tensor(a!) out, bool accumulate) -> ()",
+    "projection_backward": "(Tensor g, Tensor x, Tensor w, ScalarType out_dtype) -> (Tensor, Tensor)",
+    "projection_backward_out": "(Tensor g, Tensor x, Tensor w, Tensor(a!) dw, bool accumulate) -> Tensor",
     "router_forward": "(Tensor x, Tensor w) -> Tensor",
     "router_dgrad": "(Tensor g, Tensor w, ScalarType? out_dtype=None) -> Tensor",
     "router_wgrad": "(Tensor g, Tensor x) -> Tensor",
@@ -36,6 +38,8 @@ def register_ops(package, launcher, run_gemm):
         "projection_dgrad": _checked(contract.check_dgrad, launcher.dgrad),
         "projection_wgrad": lambda g, x, out_dtype: _wgrad(launcher, g, x, None, out_dtype, False),
         "projection_wgrad_out": lambda g, x, out, accumulate: _nothing(_wgrad(launcher, g, x, out, None, accumulate)),
+        "projection_backward": lambda g, x, w, out_dtype: _backward(launcher, g, x, w, None, out_dtype, False),
+        "projection_backward_out": lambda g, x, w, dw, adds: _backward(launcher, g, x, w, dw, None, adds)[0],
         "router_forward": _checked(contract.check_forward, launcher.router_forward, contract.ROUTER_FORWARD),
         "router_dgrad": lambda g, w, out_dtype=None: _router_dgrad(launcher, g, w, out_dtype),
         "router_wgrad": _checked(contract.check_wgrad, launcher.router_wgrad, contract.ROUTER_WGRAD),
@@ -65,6 +69,12 @@ def _wgrad(launcher, g, x, out, out_dtype, accumulate):
     return launcher.wgrad(g, x, out, dtype, accumulate).launch()
 
 
+def _backward(launcher, g, x, w, dw, out_dtype, accumulate):
+    contract.check_backward(g, x, w)
+    dtype = contract.check_wgrad_out(g, x, dw, out_dtype, accumulate, "dw")
+    return launcher.backward(g, x, w, None, dw, dtype, accumulate).launch()
+
+
 def _router_dgrad(launcher, g, w, out_dtype):
     contract.check_dgrad(g, w, contract.ROUTER_DGRAD)
     dtype = contract.check_out_dtype(out_dtype) or torch.float32
@@ -87,6 +97,11 @@ _FAKES = {
     "projection_dgrad": lambda g, w: _empty(g, (*g.shape[:-1], w.shape[1]), torch.bfloat16),
     "projection_wgrad": lambda g, x, out_dtype: _empty(g, (g.shape[-1], x.shape[-1]), out_dtype),
     "projection_wgrad_out": lambda g, x, out, accumulate: None,
+    "projection_backward": lambda g, x, w, out_dtype: (
+        _empty(g, (*g.shape[:-1], w.shape[1]), torch.bfloat16),
+        _empty(g, (g.shape[-1], x.shape[-1]), out_dtype),
+    ),
+    "projection_backward_out": lambda g, x, w, dw, accumulate: _empty(g, (*g.shape[:-1], w.shape[1]), torch.bfloat16),
     "router_forward": lambda x, w: _empty(x, (*x.shape[:-1], w.shape[0]), torch.float32),
     "router_dgrad": lambda g, w, out_dtype=None: _empty(g, (*g.shape[:-1], w.shape[1]), out_dtype or torch.float32),
     "router_wgrad": lambda g, x: _empty(g, (g.shape[-1], x.shape[-1]), torch.float32),
@@ -105,12 +120,17 @@ def _register_autograd(package, library, namespace):
 
     def projection_backward(ctx, g):
         x, w = ctx.saved_tensors
+        if x is not None and w is not None:
+            return namespace.projection_backward(g, x, w, torch.bfloat16)
         dx = None if w is None else namespace.projection_dgrad(g, w)
         dw = None if x is None else namespace.projection_wgrad(g, x, torch.bfloat16)
         return dx, dw
 
     def main_grad_backward(ctx, g):
         x, w = ctx.saved_tensors
+        # An operator that writes has no derivative to raise with: where one may be asked for, the input's comes apart.
+        if x is not None and w is not None and not torch.is_grad_enabled():
+            return namespace.projection_backward_out(g, x, w, ctx.main_grad, True), None, None
         dx = None if w is None else namespace.projection_dgrad(g, w)
         if x is not None:
             namespace.projection_wgrad_out(g, x, ctx.main_grad, True)
@@ -128,7 +148,7 @@ def _register_autograd(package, library, namespace):
     register("projection_forward", projection_backward, save)
     register("projection_forward_main_grad", main_grad_backward, save_with_main_grad)
     register("router_forward", router_backward, save)
-    for name in ("projection_dgrad", "projection_wgrad", "router_dgrad", "router_wgrad"):
+    for name in ("projection_dgrad", "projection_wgrad", "projection_backward", "router_dgrad", "router_wgrad"):
         register(name, _raise_at_backward(name))
 
 

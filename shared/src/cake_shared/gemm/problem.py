@@ -41,6 +41,14 @@ class RouterProblem:
 
 
 @dataclass(frozen=True)
+class BackwardPlan:
+    """The plans of both gradients of a projection, one after the other: what the CPU runs."""
+
+    dgrad: object
+    wgrad: object
+
+
+@dataclass(frozen=True)
 class Buffer:
     """One named part of a workspace: its element type (a torch dtype's name) and shape."""
 

@@ -33,6 +33,12 @@ def signature(kind, left, right, out=None, dtype=None, accumulate=False):
     )
 
 
+def backward_signature(g, x, w, dw=None, dtype=None, accumulate=False):
+    """The key of a call of both gradients."""
+    aligned = w.data_ptr() & _MISALIGNED
+    return signature("backward", g, x, dw, dtype, accumulate), w.shape, w.stride(), w.dtype, w.device, aligned
+
+
 def on_gpu(tensor):
     """Whether the tensor lies on a CUDA device."""
     return tensor.is_cuda
@@ -87,6 +93,53 @@ class Recipe:
         return out
 
 
+class BackwardRecipe:
+    """One signature's call of both gradients, as `Recipe` is one product's; a given output is the weight gradient.
+
+    Parameters
+    ----------
+    dx, dw : torch.Tensor
+        The results of the first call.
+    views : tuple of tuple of torch.Tensor
+        a, b and out of both products of that call as the program was given them.
+    spans : tuple of int
+        Bytes from the first to the last of g, x, w and dw.
+    launch : callable
+        `(a, b, out, a, b, out)`, the backend's own for these problems.
+    """
+
+    __slots__ = ("_dw", "_dx", "_launch", "_spans", "_views")
+
+    def __init__(self, dx, dw, views, spans, launch):
+        self._dx, self._dw = ((x.shape, x.dtype, x.device) for x in (dx, dw))
+        self._views = tuple(tuple((x.shape, x.stride()) for x in product) for product in views)
+        self._spans = spans
+        self._launch = launch
+
+    def serves(self, g, x, w, dw):
+        """Whether a given output lies apart from the operands."""
+        to = dw.data_ptr()
+        for operand, span in zip((g, x, w), self._spans):
+            start = operand.data_ptr()
+            if start < to + self._spans[3] and to < start + span:
+                return False
+        return True
+
+    def __call__(self, g, x, w, dw=None):
+        """Run on tensors of the signature, outside autograd; returns `(dx, dw)`."""
+        shape, dtype, device = self._dx
+        dx = torch.empty(shape, dtype=dtype, device=device)
+        if dw is None:
+            shape, dtype, device = self._dw
+            dw = torch.empty(shape, dtype=dtype, device=device)
+        tensors = ((g, w, dx), (g, x, dw))
+        dgrad, wgrad = (
+            [t.as_strided(*view) for t, view in zip(operands, views)] for operands, views in zip(tensors, self._views)
+        )
+        self._launch(*dgrad, *wgrad)
+        return dx, dw
+
+
 class Recipes:
     """The recipes of one package's eager calls."""
 
@@ -104,17 +157,44 @@ class Recipes:
             return None
         return recipe
 
+    def find_backward(self, g, x, w, dw=None, dtype=None, accumulate=False):
+        """The same for a call of both gradients."""
+        if torch.compiler.is_compiling() or not isinstance(g, torch.Tensor) or not on_gpu(g):
+            return None
+        if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor):
+            return None
+        if as_operator(g, x, w, dw) or has_modes():
+            return None
+        recipe = self._known.get(backward_signature(g, x, w, dw, dtype, accumulate))
+        if recipe is None or (dw is not None and not recipe.serves(g, x, w, dw)):
+            return None
+        return recipe
+
     def learn(self, key, left, right, out, views, launch):
         """Keep what a call of the long way found out, unless it read copies of its operands."""
-        if out.numel() == 0 or left.numel() == 0 or right.numel() == 0:
+        given = left, right, out
+        if not _reads_in_place(views, given):
             return
-        if any(view.data_ptr() != x.data_ptr() for view, x in zip(views, (left, right, out))):
+        spans = tuple(end - start for start, end in map(span_of, given))
+        self._keep(key, Recipe(out.shape, out.dtype, out.device, views, spans, launch))
+
+    def learn_backward(self, key, operands, results, views, launch):
+        """The same of a call of both gradients: of g, x and w, and `(dx, dw)`."""
+        (g, x, w), (dx, dw) = operands, results
+        if not _reads_in_place((*views[0], *views[1]), (g, w, dx, g, x, dw)):
             return
-        spans = tuple(end - start for start, end in map(span_of, (left, right, out)))
+        spans = tuple(end - start for start, end in map(span_of, (g, x, w, dw)))
+        self._keep(key, BackwardRecipe(dx, dw, views, spans, launch))
+
+    def _keep(self, key, recipe):
         if len(self._known) >= _CAPACITY:
             self._known.clear()
-        self._known[key] = Recipe(out.shape, out.dtype, out.device, views, spans, launch)
+        self._known[key] = recipe
 
     def forget(self):
         """Drop all recipes: needed where a planner's choices change, as in measurements."""
         self._known.clear()
+
+
+def _reads_in_place(views, tensors):
+    return all(t.numel() > 0 and view.data_ptr() == t.data_ptr() for view, t in zip(views, tensors))

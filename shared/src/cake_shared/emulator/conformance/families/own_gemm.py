@@ -60,6 +60,30 @@ def _det(recorder: Recorder) -> None:
             backend.prepare("gemm_out", problem, *operands, case.output("cpu")[0], plan)[1]()
 
 
+def _backward(recorder: Recorder) -> None:
+    """Both gradients side by side, whichever comes first."""
+    import torch
+
+    from cake_shared.gemm.problem import GemmProblem
+    from dense_projection_det_gemm.cuda import GemmBackend
+    from dense_projection_det_gemm.cuda_backward_plan import CudaBackwardPlan
+    from dense_projection_det_gemm.cuda_plan import plan_gemm_cuda
+
+    backend = GemmBackend(recorder.module, "sm_90a", MULTIPROCESSORS, lambda: 0)
+    generator = torch.Generator().manual_seed(0)
+    for tokens, d_in, d_out, pieces, dgrad_first in ((650, 520, 48, 3, False), (200, 264, 64, 1, True)):
+        g, x, w = (
+            torch.randn(1, *shape, generator=generator).bfloat16()
+            for shape in ((tokens, d_out), (tokens, d_in), (d_out, d_in))
+        )
+        dx, dw = torch.zeros(1, tokens, d_in, dtype=torch.bfloat16), torch.zeros(1, d_out, d_in)
+        dgrad = GemmProblem(1, tokens, d_in, d_out, "k", "n", "bfloat16", target="cuda")
+        wgrad = GemmProblem(1, d_out, d_in, tokens, "m", "n", "float32", target="cuda")
+        plans = plan_gemm_cuda(dgrad), plan_gemm_cuda(wgrad, stage="slim_out", pieces=pieces)
+        plan = CudaBackwardPlan(*plans, beside=True, dgrad_first=dgrad_first)
+        backend.prepare_backward((dgrad, g, w, dx), (wgrad, g.transpose(1, 2), x, dw), plan)[1]()
+
+
 def _router(recorder: Recorder) -> None:
     import torch
 
@@ -98,7 +122,7 @@ def _split(recorder: Recorder) -> None:
 
 
 def _out(name: str, size: int) -> Check | None:
-    return Check(name, "", "u8", size) if name.endswith(" out") else None
+    return Check(name, "", "u8", size) if name.endswith((" out", " other_out")) else None
 
 
 def _case(package: str, call: object) -> Case:
@@ -111,6 +135,7 @@ PROGRAMS = []
 if importlib.util.find_spec(DET):
     PROGRAMS += [
         Program("deterministic gemm", "own programs", lambda: _case(DET, _det)),
+        Program("gradients of a projection", "own programs", lambda: _case(DET, _backward)),
         Program("router", "own programs", lambda: _case(DET, _router)),
     ]
 if importlib.util.find_spec(SPLIT):

@@ -42,6 +42,7 @@ struct NativeParams {
   int32_t a_k_major, b_k_major;
   int32_t a_batch_step, b_batch_step;  // 0: one matrix serves all batches
   int32_t half_block;                  // the contraction has no more terms than half of a block
+  int32_t beside;                      // starts beside the launch before it, which it waits for at its end alone
   Tiling tiling;
   Output output;
 };

@@ -1,7 +1,8 @@
 // Programmatic dependent launch: a kernel may become resident while the one before it on the stream still runs.
 //
 // A chain in which every CTA of every kernel waits before its first access of global memory, and before it may return, keeps
-// the order of the stream: a kernel ends after the one that it waited for, and so after all before that.
+// the order of the stream: a kernel ends after the one that it waited for, and so after all before that. A kernel may do without
+// what the one before it does, and wait at its end alone, if that one lets it start only after it has itself waited.
 #pragma once
 
 namespace cake::ptx {

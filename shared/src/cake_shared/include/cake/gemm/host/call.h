@@ -12,12 +12,21 @@ namespace cake::gemm {
 using host::TensorView;
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
+// What a call's tensors are called in errors and in the emulator.
+struct Names {
+  const char* a = "a";
+  const char* b = "b";
+  const char* out = "out";
+  const char* workspace = "workspace";
+};
+
 // What Python's plan decides; see CudaGemmPlan.
 struct Choices {
   TileKind kind;
   bool a_k_major, b_k_major, accumulate;
   int32_t pieces, piece_blocks, group_rows, multiprocessors, whole_units;
   bool halved;
+  Names names = {};
 };
 
 inline int32_t ceil_div(int64_t a, int64_t b) { return static_cast<int32_t>((a + b - 1) / b); }
@@ -37,24 +46,25 @@ struct GemmCall {
 // FP32 of all slots of the cut units.
 inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const TensorView& out, const Choices& choices) {
   GemmCall call{};
+  const Names& names = choices.names;
   call.device = out.device();
-  if (a.ndim() != 3) TVM_FFI_THROW(ValueError) << "a: expected [L, M, K], got " << host::sizes_text(a.shape());
+  if (a.ndim() != 3) TVM_FFI_THROW(ValueError) << names.a << ": expected [L, M, K], got " << host::sizes_text(a.shape());
   call.batches = a.size(0), call.m = a.size(1), call.k = a.size(2);
-  call.a = host::check_input("a", a, {host::kBFloat16}, {host::kAny, host::kAny, host::kAny}, call.device);
-  call.b = host::check_input("b", b, {host::kBFloat16}, {call.batches, call.k, host::kAny}, call.device);
+  call.a = host::check_input(names.a, a, {host::kBFloat16}, {host::kAny, host::kAny, host::kAny}, call.device);
+  call.b = host::check_input(names.b, b, {host::kBFloat16}, {call.batches, call.k, host::kAny}, call.device);
   call.n = b.size(2);
-  host::detail::check_device("out", out, call.device);
-  host::detail::check_dtype("out", out, {host::kBFloat16, host::kFloat32});
-  host::detail::check_shape("out", out, {call.batches, call.m, call.n});
-  host::detail::declare("out", out, true, choices.accumulate);
+  host::detail::check_device(names.out, out, call.device);
+  host::detail::check_dtype(names.out, out, {host::kBFloat16, host::kFloat32});
+  host::detail::check_shape(names.out, out, {call.batches, call.m, call.n});
+  host::detail::declare(names.out, out, true, choices.accumulate);
   const bool transposed = call.n > 1 && out.stride(2) != 1;
   if (transposed && !(choices.kind == TileKind::kBroad && choices.pieces == 1 && (call.m == 1 || out.stride(1) == 1) &&
                       host::same_dtype(out.dtype(), host::kFloat32))) {
-    TVM_FFI_THROW(ValueError) << "out: expected unit stride on n, got strides " << host::sizes_text(out.strides());
+    TVM_FFI_THROW(ValueError) << names.out << ": expected unit stride on n, got strides " << host::sizes_text(out.strides());
   }
   constexpr int64_t kExtentLimit = int64_t{1} << 31;
   for (int64_t extent : {call.batches, call.m, call.n, call.k}) {
-    if (extent >= kExtentLimit) TVM_FFI_THROW(ValueError) << "a, b: expected extents below 2^31, got " << extent;
+    if (extent >= kExtentLimit) TVM_FFI_THROW(ValueError) << names.a << ", " << names.b << ": expected extents below 2^31, got " << extent;
   }
   const bool is_fp32 = host::same_dtype(out.dtype(), host::kFloat32);
   const int64_t element_bytes = is_fp32 ? 4 : 2;
@@ -66,7 +76,7 @@ inline GemmCall check_gemm(const TensorView& a, const TensorView& b, const Tenso
   // An L2 cache has 50 MB; contractions of one block are bound by their results.
   constexpr int64_t kPassingBytes = 64 << 20;
   call.output.passes = call.k <= kBlockK && call.batches * call.m * call.n * element_bytes >= kPassingBytes;
-  if (choices.accumulate && !is_fp32) TVM_FFI_THROW(TypeError) << "out: expected float32 where it accumulates";
+  if (choices.accumulate && !is_fp32) TVM_FFI_THROW(TypeError) << names.out << ": expected float32 where it accumulates";
   return call;
 }
 
@@ -97,9 +107,9 @@ inline void make_tiling(GemmCall& call, const OptionalTensor& workspace, const C
                                 << places << " units, got " << choices.whole_units << ", " << choices.pieces << ", "
                                 << choices.piece_blocks;
     }
-    if (!workspace.has_value()) TVM_FFI_THROW(ValueError) << "workspace: expected bytes for the partial sums, got none";
+    if (!workspace.has_value()) TVM_FFI_THROW(ValueError) << choices.names.workspace << ": expected bytes for the partial sums, got none";
     constexpr DLDataType kUInt8{kDLUInt, 8, 1};
-    call.partials = static_cast<float*>(host::check_output("workspace", workspace.value(), kUInt8,
+    call.partials = static_cast<float*>(host::check_output(choices.names.workspace, workspace.value(), kUInt8,
                                                            {call.slots * unit_rows * unit_columns * 4}, call.device));
   }
   const int64_t whole_units = choices.pieces > 1 || choices.halved ? choices.whole_units : places;
@@ -124,6 +134,10 @@ inline SumLaunch make_sum(const GemmCall& call, const Choices& choices) {
   SumLaunch sum{};
   sum.params = {call.partials, call.tiling, call.output, static_cast<int32_t>(call.m), static_cast<int32_t>(call.n)};
   const int64_t quads = call.slots / choices.pieces * call.tiling.unit_rows * call.tiling.unit_columns / 4;
+  constexpr int64_t kQuadLimit = int64_t{1} << 31;
+  if (quads >= kQuadLimit) {
+    TVM_FFI_THROW(ValueError) << "whole_units: expected fewer than 2^33 elements in cut units, got " << 4 * quads;
+  }
   const int64_t wanted = (quads + kThreads - 1) / kThreads, most = int64_t{choices.multiprocessors} * kCtasPerMultiprocessor;
   sum.config.grid = {static_cast<uint32_t>(wanted < most ? wanted : most)};
   sum.config.block = {kThreads};
@@ -143,13 +157,40 @@ struct GemmLaunch {
 
   void operator()(int64_t stream) const {
     const host::DeviceGuard current(device);
+    launch_product(stream);
+    launch_sum(stream);
+  }
+  void launch_product(int64_t stream) const {
     host::LaunchConfig on = config;
     on.stream = stream;
     host::launch(kernel, on, params);
+  }
+  void launch_sum(int64_t stream) const {
     if (!sums) return;
-    host::LaunchConfig sum_on = sum.config;
-    sum_on.stream = stream;
-    host::launch(CAKE_KERNEL_REF(gemm_sum_any), sum_on, sum.params);
+    host::LaunchConfig on = sum.config;
+    on.stream = stream;
+    host::launch(CAKE_KERNEL_REF(gemm_sum_any), on, sum.params);
+  }
+};
+
+// Two products that read and write nothing of each other's, one after the other or side by side: the second's CTAs then start
+// on what multiprocessors the first does not use, or no longer, and sums come after both.
+template <class Params>
+struct PairLaunch {
+  GemmLaunch<Params> first, second;
+  bool beside;
+
+  void operator()(int64_t stream) const {
+    if (!beside) {
+      first(stream);
+      second(stream);
+      return;
+    }
+    const host::DeviceGuard current(first.device);
+    first.launch_product(stream);
+    second.launch_product(stream);
+    first.launch_sum(stream);
+    second.launch_sum(stream);
   }
 };
 

@@ -148,6 +148,11 @@ inline GemmLaunch<NativeParams> make_native(const TensorView& a, const TensorVie
   return launch_of(native_kernel(choices.kind), config, params, call, choices);
 }
 
+inline PairLaunch<NativeParams> pair_native(const GemmLaunch<NativeParams>& first, GemmLaunch<NativeParams> second, bool beside) {
+  second.params.beside = beside;
+  return {first, second, beside};
+}
+
 }  // namespace cake::gemm
 
 #endif

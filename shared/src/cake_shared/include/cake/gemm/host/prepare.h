@@ -1,6 +1,7 @@
 // `prepare_gemm` of the packages' modules: the call from Python to one of the programs.
 #pragma once
 
+#include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/function.h>
 
 #include "cake/gemm/host/native.h"
@@ -63,6 +64,68 @@ inline void run_gemm(TensorView a, TensorView b, TensorView out, OptionalTensor 
   const Choices choices = check_choices(program, a_k_major, b_k_major, accumulate, whole_units, pieces, piece_blocks, halved, group_rows,
                                         multiprocessors);
   with_launch(a, b, out, workspace, program, choices, [stream](const auto& launch) { launch(stream); });
+}
+
+// One of two products: what `prepare_gemm` takes from the program on, in that order, as one tuple.
+struct Product {
+  TensorView a, b, out;
+  OptionalTensor workspace;
+  int64_t program;
+  Choices choices;
+
+  Product(TensorView left, TensorView right, TensorView result, OptionalTensor room, const tvm::ffi::Shape& plan, Names names = {})
+      : a(left), b(right), out(result), workspace(room), program(check_plan(plan)),
+        choices(check_choices(program, plan[1] != 0, plan[2] != 0, plan[3] != 0, plan[4], plan[5], plan[6], plan[7] != 0, plan[8],
+                              plan[9])) {
+    choices.names = names;
+  }
+
+  template <class Make>
+  auto make(Make launch_of) const {
+    return launch_of(a, b, out, workspace, choices);
+  }
+
+ private:
+  static int64_t check_plan(const tvm::ffi::Shape& plan) {
+    if (plan.size() != 10) TVM_FFI_THROW(ValueError) << "plan: expected 10 numbers, got " << plan.size();
+    return plan[0];
+  }
+};
+
+// Calls `use` with the launch of two products; `beside`: of native programs, side by side.
+template <class Use>
+auto with_pair(const Product& first, const Product& second, bool beside, Use use) {
+  const bool portable = first.program == kPortableProgram;
+  if (portable != (second.program == kPortableProgram) || (portable && beside)) {
+    TVM_FFI_THROW(ValueError) << "program, beside: expected two native programs, or two portable ones not side by side, got "
+                              << first.program << ", " << second.program << ", " << beside;
+  }
+#if CAKE_HAS_SM90
+  if (!portable) return use(pair_native(first.make(make_native), second.make(make_native), beside));
+#endif
+#if !CAKE_HAS_SM90 || defined(CAKE_EMULATOR)
+  if (portable) return use(PairLaunch<PortableParams>{first.make(make_portable), second.make(make_portable), false});
+#endif
+  TVM_FFI_THROW(ValueError) << "program: expected one of this architecture, got " << first.program;
+  TVM_FFI_UNREACHABLE();
+}
+
+inline constexpr Names kOtherNames{"other_a", "other_b", "other_out", "other_workspace"};
+
+// Two products that read and write nothing of each other's, as one function of the stream.
+inline tvm::ffi::Function prepare_pair(TensorView a, TensorView b, TensorView out, OptionalTensor workspace, tvm::ffi::Shape plan,
+                                       TensorView other_a, TensorView other_b, TensorView other_out, OptionalTensor other_workspace,
+                                       tvm::ffi::Shape other_plan, bool beside) {
+  return with_pair({a, b, out, workspace, plan}, {other_a, other_b, other_out, other_workspace, other_plan, kOtherNames}, beside,
+                   [](const auto& launch) { return tvm::ffi::Function::FromTyped(launch); });
+}
+
+// The same, launched once.
+inline void run_pair(TensorView a, TensorView b, TensorView out, OptionalTensor workspace, tvm::ffi::Shape plan, TensorView other_a,
+                     TensorView other_b, TensorView other_out, OptionalTensor other_workspace, tvm::ffi::Shape other_plan, bool beside,
+                     int64_t stream) {
+  with_pair({a, b, out, workspace, plan}, {other_a, other_b, other_out, other_workspace, other_plan, kOtherNames}, beside,
+            [stream](const auto& launch) { launch(stream); });
 }
 
 }  // namespace cake::gemm

@@ -182,8 +182,9 @@ __device__ __forceinline__ void kept_gemm(const NativeParams& p) {
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_sync_relaxed();
+  // In this order: what starts beside this reads operands at once, which launches before this one may have written.
+  if (!p.beside) ptx::wait_for_predecessor();
   ptx::launch_dependents();
-  ptx::wait_for_predecessor();
   if (warpgroup == 0) {
     ptx::give_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce_kept<C>(smem, p, rank);
@@ -193,6 +194,7 @@ __device__ __forceinline__ void kept_gemm(const NativeParams& p) {
   }
   // A CTA's shared memory and barriers must outlive what its partner still sends there.
   ptx::cluster_sync_relaxed();
+  if (p.beside) ptx::wait_for_predecessor();
 }
 
 }  // namespace cake::gemm::sm90

@@ -192,8 +192,9 @@ __device__ __forceinline__ void tile_gemm(const NativeParams& p) {
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_sync_relaxed();
+  // In this order: what starts beside this reads operands at once, which launches before this one may have written.
+  if (!p.beside) ptx::wait_for_predecessor();
   ptx::launch_dependents();
-  ptx::wait_for_predecessor();
   const int first_unit = blockIdx.x / kCtasPerCluster, unit_step = gridDim.x / kCtasPerCluster;
   if (warpgroup == 0) {
     ptx::give_registers<C::kProducerRegisters>();
@@ -204,6 +205,7 @@ __device__ __forceinline__ void tile_gemm(const NativeParams& p) {
   }
   // A CTA's shared memory and barriers must outlive what its partner still sends there.
   ptx::cluster_sync_relaxed();
+  if (p.beside) ptx::wait_for_predecessor();
 }
 
 }  // namespace cake::gemm::sm90

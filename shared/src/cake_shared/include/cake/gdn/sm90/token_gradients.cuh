@@ -14,6 +14,7 @@
 // K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 writes what no chunk
 // writes and makes the sums over tokens. Every sum has one order, whatever the grid.
 // barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
+//           products_done[2]: those with a head's tiles that dP and M are made of
 //           matrices_full: dP and M are there; matrices_free: the products with them are done
 //           sums_full[2] -> finishing warp -> sums_free[2]
 //           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
@@ -124,6 +125,7 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       __syncwarp();
       if (at.lane == 0) {
         for (int tile : {kGradO, kGradV, kWrites}) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
+        ptx::mbarrier_arrive(&smem.products_done[head & 1]);
       }
       ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
       PairTerms pairs;

@@ -16,6 +16,7 @@ __device__ __forceinline__ void feed_tiles(Smem& smem, const TokenGradientsParam
     order.next_rows(nth == 0);
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
+      wait_products_before(smem, head);
       const Tiles tiles = order.next_head();
       const int value_head = item.key_head * p.heads.group + member;
       const int64_t record = item.record(p.heads, value_head);
@@ -63,10 +64,12 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
   const uint32_t chunks = used_chunks(p);
   Item item;
   SlotOrder order;
+  uint32_t head = 0;
   for (uint32_t nth = 0; item_of(p, chunks, nth, item); ++nth) {
     const TokenPlace at = place_of(item.first_token, p.heads.tokens_per_row);
     const Tiles rows = order.next_rows(nth == 0);
     if (!of_values) {
+      wait_products_before(smem, head);
       for (int i = 0; i < 2; ++i) ptx::mbarrier_wait(&smem.slot_free[rows.slot(i)], rows.parity(i) ^ 1);
       copy_rows<32, 16>(smem.slot[rows.slot(0)], p.k, at, item.tokens, item.key_head, 0, lane);
       copy_rows<32, 16>(smem.slot[rows.slot(1)], p.q, at, item.tokens, item.key_head, 0, lane);
@@ -79,13 +82,14 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
       publish_rows(&smem.rows_full[stage], lane);
     }
 #pragma unroll 1
-    for (int member = 0; member < p.heads.group; ++member) {
+    for (int member = 0; member < p.heads.group; ++member, ++head) {
+      wait_products_before(smem, head);
       const Tiles tiles = order.next_head();
-      const int head = item.key_head * p.heads.group + member, slot = tiles.slot(of_values ? kGradV : kGradO);
+      const int value_head = item.key_head * p.heads.group + member, slot = tiles.slot(of_values ? kGradV : kGradO);
       ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(of_values ? kGradV : kGradO) ^ 1);
-      copy_rows<32, 16>(smem.slot[slot], of_values ? p.grad_v : p.grad_o, at, item.tokens, head, 0, lane);
+      copy_rows<32, 16>(smem.slot[slot], of_values ? p.grad_v : p.grad_o, at, item.tokens, value_head, 0, lane);
       ptx::cp_async_commit();
-      if (of_values) prefetch_values(p.v, at, item.tokens, head, lane);
+      if (of_values) prefetch_values(p.v, at, item.tokens, value_head, lane);
       publish_rows(&smem.slot_full[slot], lane);
     }
   }

@@ -94,6 +94,7 @@ struct Smem {
   uint64_t rows_full[kRowStages];
   uint64_t scalars_full[kScalarStages], scalars_free[kScalarStages];
   uint64_t matrices_full, matrices_free;
+  uint64_t products_done[2];
   uint64_t sums_full[2], sums_free[2];
 };
 
@@ -132,6 +133,13 @@ __device__ __forceinline__ bool item_of(const TokenGradientsParams& p, uint32_t 
   return true;
 }
 
+// By warps that fill slots, before those of a head. A free slot says that the warps of products are past what was released before it, but not
+// that the warps that make dP and M are: were they more than a head behind, a slot could be two phases behind the one that is waited for,
+// and parities cannot tell.
+__device__ __forceinline__ void wait_products_before(Smem& smem, uint32_t head) {
+  if (head >= 2) ptx::mbarrier_wait(&smem.products_done[head & 1], (head - 2) >> 1 & 1);
+}
+
 // By one thread, before the barrier that starts the roles.
 __device__ __forceinline__ void init_barriers(Smem& smem) {
   for (int i = 0; i < kSlots; ++i) {
@@ -146,6 +154,7 @@ __device__ __forceinline__ void init_barriers(Smem& smem) {
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(&smem.sums_full[i], kProductWarps + kMatrixWarps);
     ptx::mbarrier_init(&smem.sums_free[i], 1);
+    ptx::mbarrier_init(&smem.products_done[i], kMatrixWarps);
   }
   ptx::mbarrier_init(&smem.matrices_full, kMatrixWarps);
   ptx::mbarrier_init(&smem.matrices_free, kProductWarps);

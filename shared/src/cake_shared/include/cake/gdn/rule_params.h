@@ -145,10 +145,11 @@ struct ChainParams {
   char* writes;            // V' tiles
   States initial, final;
   float* segment_entries;  // [slots, value_heads, V, K] FP32: entry states; from segment_pairs, N of the segment before
-  float* segment_factors;  // [slots, value_heads, K, K] FP32: M transposed
+  float* segment_factors;  // [slots, value_heads, K, K] FP32: M transposed; native programs leave out what gates forget
   int32_t slots_per_row;
   int32_t warps;           // of a CTA, 4 or 8; each owns 16 value columns
   int32_t pair_columns;    // columns that segment_pairs runs: 128 for M alone, 256 for M and N
+  int32_t keeps_entries;   // chunk_output: entry states that it makes itself are wanted, too
   float scale;
   WavePart part;           // of chunk_states
 };

@@ -83,20 +83,32 @@ __device__ __forceinline__ void compose_item(const SegmentStatesParams& p, Segme
   const int64_t own = slot + static_cast<int64_t>(slice * Config::kColumns + column) * kHeadDim + key;
   // M of the segment between border i and the one visited before: slot s holds that of segment s + 1.
   const auto factor_slot_of = [&](int i) { return kReverse ? borders - 1 - i : i - 1; };
-  const auto takes = [&](int i) {
-    if (i == 0 || i >= borders) return false;
-    const int32_t factor_chunk = first.first_chunk + (factor_slot_of(i) + 1) * cake::work::kSegmentChunks;
-    return !(p.scalars && forgets(p.scalars, factor_chunk, p.heads.value_heads, head));
+  // Finds of border i and those behind it whether they take from the one visited before; what that depends on is loaded of all of a
+  // warp's together.
+  const auto find_taken = [&](int i) {
+    constexpr int kWarps = Config::kThreads / 32, kEach = Config::kLookAhead / kWarps;
+    const int warp = threadIdx.x / 32;
+    float parts[kEach] = {};
+    bool taken[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int border = i + warp + kWarps * j;
+      taken[j] = border > 0 && border < borders;
+      const int32_t factor_chunk = first.first_chunk + (factor_slot_of(border) + 1) * cake::work::kSegmentChunks;
+      if (taken[j] && p.scalars) parts[j] = decay_part(p.scalars, factor_chunk, p.heads.value_heads, head);
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const bool forgotten = p.scalars && forgets(parts[j]);
+      if (threadIdx.x % 32 == 0) smem.taken[warp + kWarps * j] = taken[j] && !forgotten;
+    }
   };
 #pragma unroll 1
   for (int i = 0; i < borders; ++i) {
     const int ahead = i % (Config::kLookAhead - 1);
     if (ahead == 0) {  // of these borders and the one behind them
       __syncthreads();
-      for (int j = threadIdx.x / 32; j < Config::kLookAhead; j += Config::kThreads / 32) {
-        const bool taken = takes(i + j);
-        if (threadIdx.x % 32 == 0) smem.taken[j] = taken;
-      }
+      find_taken(i);
       __syncthreads();
     }
     const bool taken = smem.taken[ahead] != 0, given = smem.taken[ahead + 1] != 0;

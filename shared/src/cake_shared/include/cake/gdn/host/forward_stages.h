@@ -106,7 +106,7 @@ inline void launch_segment_pairs(const RuleCall& call, ChainParams p, int column
 #if CAKE_HAS_SM90
   if (call.native()) {
     p.warps = static_cast<int32_t>(warps);
-    const int64_t ctas = std::min(chain_ctas(call, columns, warps), kNativePairCtasPerMultiprocessor * call.multiprocessors);
+    const int64_t ctas = std::min(chain_ctas(call, columns, warps), call.multiprocessors);
     return launch_native_chain(call, CAKE_KERNEL_REF(segment_pairs_sm90), p, ctas, false);
   }
 #endif

@@ -86,6 +86,7 @@ inline int64_t rule_forward(TensorView q, TensorView k, TensorView v, TensorView
   }
   p.o = out;
   p.final = final;
+  p.keeps_entries = entries.has_value() ? 1 : 0;
   launch_chunk_output(call, p, warps);
   return 0;
 }

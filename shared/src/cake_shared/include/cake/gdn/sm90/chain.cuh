@@ -66,6 +66,7 @@ struct NativeChainSmem {
   pipe::Ring<kOutputStages> attention_ring;
   pipe::Ring<kOutputStages> out_rings[kSlices];
   uint64_t rows_cleared;  // of a last chunk that is short
+  bool found[kOutput ? 1 : native_chain_threads(kSlices, false) / 32];  // by segment_pairs
 
   __device__ __forceinline__ void init_rings() {
     input_ring.init(1, kWarps);
@@ -95,6 +96,7 @@ struct ChainWork {
   SegmentPlace segment;
   int head, first_slice;
   int last_tokens;  // of the last chunk
+  int before = 0;   // chunks of the segment before whose chain makes the entry state: numbers below 0
 
   __device__ __forceinline__ int tokens(int chunk) const { return chunk + 1 == segment.chunks ? last_tokens : kChunk; }
   __device__ __forceinline__ TokenPlace at(int chunk, const Heads& heads) const {
@@ -112,20 +114,21 @@ __device__ __forceinline__ void load_chain(NativeChainSmem<kSlices, kOutput>& sm
   const Heads& heads = p.chain.heads;
   const int key_head = work.head / heads.group;
 #pragma unroll 1
-  for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
+  for (int chunk = -work.before; chunk < work.segment.chunks; ++chunk) {
+    const bool queries = kOutput && chunk >= 0;
     const TokenPlace at = work.at(chunk, heads);
     const int64_t record = work.record(chunk, heads);
     KeyStage& keys = smem.keys[place.stage];
     SquareStage& squares = smem.squares[place.stage];
     uint64_t* full = smem.input_ring.full(place);
     smem.input_ring.wait_empty(place);
-    smem.input_ring.expect(place, (kOutput ? 2 : 1) * kTokenTileBytes + (values ? kSlices : 0) * kSquareTileBytes +
+    smem.input_ring.expect(place, (queries ? 2 : 1) * kTokenTileBytes + (values ? kSlices : 0) * kSquareTileBytes +
                                       kSquareTileBytes + sizeof(ChunkScalars));
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const int32_t from[4] = {64 * block, key_head, at.token, at.row};
       ptx::tensor_load(keys.k + block * kSquareTileBytes, &p.k, from, full);
-      if constexpr (kOutput) ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, from, full);
+      if (queries) ptx::tensor_load(keys.q + block * kSquareTileBytes, &p.q, from, full);
     }
     if (values) {
 #pragma unroll
@@ -192,11 +195,10 @@ struct OutputChain {
   }
 
   // Of at least one chunk.
-  __device__ __forceinline__ void run(float (&left)[32], float (&right)[32]) const {
+  __device__ __forceinline__ void run(float (&left)[32], float (&right)[32], InputPlace place) const {
     const int c = lane & 3;
     float y[32], o[32];
     uint32_t packed_left[16], packed_right[16], operand[16], packed[16];
-    InputPlace place;
     pack_accumulator(packed_left, left);
     pack_accumulator(packed_right, right);
     wait_inputs(place, 0);

@@ -19,6 +19,12 @@ __device__ __forceinline__ void make_attention(NativeChainSmem<kSlices, true>& s
   float qk[32];
   InputPlace place;
 #pragma unroll 1
+  for (int chunk = -work.before; chunk < 0; ++chunk) {  // chunks without outputs
+    smem.input_ring.wait_full(place);
+    if (lane == 0) smem.input_ring.release(place);
+    place.advance();
+  }
+#pragma unroll 1
   for (int chunk = 0; chunk < work.segment.chunks; ++chunk) {
     const pipe::RingPlace<kOutputStages> attention = output_place(chunk);
     const uint64_t k_at = ptx::wgmma_descriptor(ptx::shared_address(smem.keys[place.stage].k));

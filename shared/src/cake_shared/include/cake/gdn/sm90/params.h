@@ -27,10 +27,6 @@ CAKE_HOST_DEVICE constexpr int native_chain_threads(int slices, bool output) { r
 // Of wy on a multiprocessor.
 inline constexpr int kNativeWyCtasPerMultiprocessor = 4;
 
-// CTAs of segment_pairs for a multiprocessor, which holds one at a time. With one each, what they find to do would differ much; with
-// one for every item, finding that there is nothing to do would take long.
-inline constexpr int64_t kNativePairCtasPerMultiprocessor = 4;
-
 // Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q, of
 // T and scalars, of the slices of V; with an output two of P and of the slices of O; barriers.
 inline constexpr uint32_t kNativeWySmemBytes = 56320;

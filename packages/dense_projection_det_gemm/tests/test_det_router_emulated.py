@@ -150,6 +150,47 @@ def test_whole_tiles_have_the_bits_of_ragged_ones(emulated, adjacent, x_dtype, m
     plan_router_cuda.cache_clear()
 
 
+@pytest.mark.parametrize("options", ORDERS, ids=["eager", "lazy", "random"])
+@pytest.mark.parametrize("adjacent", [False, True], ids=["rows apart", "rows adjacent"])
+def test_whoever_comes_last_to_a_tile_adds_its_parts(emulated, adjacent, options, monkeypatch):
+    """Of a prepared product, launch after launch: the bits of one unit a tile, and of what no split serves."""
+    monkeypatch.setattr("dense_projection_det_gemm.cuda_router_plan.PART_STEPS", 2)
+    plan_router_cuda.cache_clear()
+    package = emulated("sm_90a")
+    package.options = options
+    x, w = normal(300, 168, 1), normal(256, 168, 2)
+    x[3] *= 2.0**-120
+    x[5, 70], x[9, 2], x[290, 40], w[70, 60] = 1e-36, math.nan, 1e-38, math.inf
+    a, b = padded(x.t().contiguous()).t() if adjacent else padded(x), padded(w).t()
+    expected = multiply(package, "sm_90a", a, b, spread=False)
+    problem = RouterProblem(300, 256, 168, "m" if adjacent else "k", "k", 3, 3, "cuda")
+    out = torch.full((256, 304), math.nan).t()[:300] if adjacent else torch.full((300, 256), math.nan)
+    with package:
+        backend = cuda.GemmBackend(package.module, "sm_90a", 24, lambda: 0)
+        plan = plan_router_cuda(problem, 24, spread=True)
+        assert plan.units_per_tile == 6
+        run = backend.router.prepare(problem, a, b, out, plan)[1]
+        for _ in range(3):
+            out.fill_(math.nan)
+            run()
+            assert_bitwise_equal(out.contiguous(), expected)
+    plan_router_cuda.cache_clear()
+
+
+def test_which_products_end_themselves(emulated):
+    """Native ones whose units keep to their tiles: two launches instead of three."""
+    launches = {}
+    for architecture in ("sm_90a", "sm_100a"):
+        package = emulated(architecture)
+        package.options = Options(order="eager")
+        x, g = normal(700, 40, 1), normal(700, 24, 2)
+        forward(package, architecture, x[:20], normal(40, 40, 2), spread=False)
+        launches[architecture] = [len(package.reports)]
+        multiply(package, architecture, padded(g).t(), padded(x), spread=False)
+        launches[architecture] += [len(package.reports)]
+    assert launches == {"sm_90a": [2, 3], "sm_100a": [3, 3]}
+
+
 def test_whole_tiles_stored_under_the_next_ones_products(emulated):
     """One cluster has nine tiles: whole ones are stored late, ragged ones and those that no split serves at once."""
     package = emulated("sm_90a")

@@ -21,10 +21,11 @@ PROGRAMS = {"router_out": 1, "router_bf16_out": 2, "router_narrow_out": 3}
 # As csrc/router_work.h and csrc/router_params.h.
 ROWS = 128  # of a CTA's part of a tile
 CLUSTER = 2  # CTAs that share a tile in the native programs; the portable one has one
+WARPS = 8  # that add up a CTA's products
 BLOCK_COLUMNS = 64
 STEP = 16
 TERMS = 3
-TERMS_STEPS = 8
+TERMS_STEPS = 4
 
 WIDE_BLOCKS = 4
 NARROW_COLUMNS = 128  # up to here in tiles of one block
@@ -58,8 +59,8 @@ class CudaRouterPlan:
     units
         Pieces of work, dealt out to the CTAs.
     units_per_tile
-        1: a CTA adds up a tile's segments; more: each is a unit, and they are added at the end, with the same bits;
-        0: units are ranges of all tiles' steps.
+        1: a CTA adds up a tile's segments; more: each is a unit, and the last to come to a tile adds them (in the
+        portable program its end), with the same bits; 0: units are ranges of all tiles' steps, added at the end.
     order
         How an element is summed.
     workspace_bytes, buffers
@@ -105,16 +106,18 @@ def _buffers(
     column_tiles = ceil(columns / width)
     padded = column_tiles * width
     slots = {0: 2 * units, 1: 0}.get(units_per_tile, units)
+    arrivals, joined = (row_tiles * column_tiles, slots) if units_per_tile > 1 else (0, 0)
     return (
         Buffer("planes", "bfloat16", (column_tiles, steps, blocks, TERMS, BLOCK_COLUMNS * STEP)),
         Buffer("exponents", "int32", (padded,)),
         Buffer("factors", "float32", (padded,)),
         Buffer("flags", "bool", (ceil(steps / TERMS_STEPS), padded)),
         Buffer("any_redo", "int32", (1,)),
+        Buffer("arrivals", "int32", (arrivals, ctas, WARPS, blocks)),
         Buffer("row_exponents", "int32", (row_tiles * ctas * ROWS,)),
         Buffer("slots", "float32", (slots, ctas, ROWS * width)),
         Buffer("slot_tiny", "bool", (slots, ctas, ROWS)),
-        Buffer("redo", "bool", (row_tiles * column_tiles, ctas, blocks, ROWS)),
+        Buffer("joined", "bool", (joined, ctas, WARPS)),
     )
 
 

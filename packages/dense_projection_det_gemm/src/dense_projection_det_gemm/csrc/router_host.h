@@ -71,6 +71,10 @@ inline RouterWork make_router_work(const TensorView& p, const TensorView& q, int
   work.part_steps = static_cast<int32_t>(part_steps);
   work.units = static_cast<int32_t>(units);
   work.units_per_tile = static_cast<int32_t>(units_per_tile);
+  work.by_column_tiles = make_router_divisor(work.column_tiles);
+  work.by_steps = make_router_long_divisor(work.steps);
+  work.by_units = make_router_long_divisor(work.units);
+  work.by_all_steps = make_router_long_divisor(tiles * work.steps);
   return work;
 }
 
@@ -95,7 +99,7 @@ inline RouterOperand make_router_operand(const char* name, const TensorView& x, 
 struct RouterCall {
   DLDevice device;
   RouterTermsParams terms;
-  RouterSpecialParams special;  // with the product's
+  RouterOutParams out;
 };
 
 // p [R, K] and q [C, K] FP32 or BF16, out [R, C] FP32, workspace uint8.
@@ -120,7 +124,7 @@ inline RouterCall make_router_call(const TensorView& p, const TensorView& q, con
         << host::sizes_text(out.strides());
   }
 
-  const int64_t tiles = int64_t{work.row_tiles} * work.column_tiles, width = int64_t{work.blocks} * kRouterBlock;
+  const int64_t width = int64_t{work.blocks} * kRouterBlock;
   const int64_t padded = work.column_tiles * width, slots = int64_t{router_slots(work)} * work.ctas;
   char* bytes =
       static_cast<char*>(host::check_output("workspace", workspace, DLDataType{kDLUInt, 8, 1}, {host::kAny}, call.device));
@@ -132,8 +136,10 @@ inline RouterCall make_router_call(const TensorView& p, const TensorView& q, con
   terms.flags = parts.take<uint8_t>(padded * router_ceil(work.steps, kRouterTermsSteps));
   terms.any_redo = parts.take<uint32_t>(1);
   terms.interleaved = p_depth_major;
+  terms.arrivals = parts.take<uint32_t>(router_arrivals(work));
   RouterOutParams main{};
   main.p = left;
+  main.q = right;
   main.work = work;
   main.terms = terms;
   main.row_exponents = parts.take<int32_t>(int64_t{work.row_tiles} * work.ctas * kRouterRows);
@@ -142,12 +148,12 @@ inline RouterCall make_router_call(const TensorView& p, const TensorView& q, con
   main.out_column_stride = unit_columns ? 1 : out.stride(1);
   main.slots = parts.take<float>(slots * kRouterRows * width);
   main.slot_tiny = parts.take<uint8_t>(slots * kRouterRows);
-  main.redo = parts.take<uint8_t>(tiles * work.ctas * work.blocks * kRouterRows);
+  main.joined = parts.take<uint8_t>(work.units_per_tile < 2 ? 0 : slots * kRouterWarps);
   if (parts.used() > workspace.numel()) {
     TVM_FFI_THROW(ValueError) << "workspace: expected at least " << parts.used() << " bytes, got " << workspace.numel();
   }
-  call.terms = {right, work, terms};
-  call.special = {main, right};
+  call.terms = {left, right, 0, work, terms};
+  call.out = main;
   return call;
 }
 
@@ -157,7 +163,7 @@ struct RouterProduct {
 };
 
 inline RouterProduct router_product(RouterProgram program, const RouterCall& call, int64_t multiprocessors) {
-  const RouterWork& work = call.special.main.work;
+  const RouterWork& work = call.out.work;
   constexpr int kPortableCtas = 1;  // of a multiprocessor
   host::LaunchConfig config{};
   const bool portable = program == RouterProgram::kPortable;
@@ -172,7 +178,7 @@ inline RouterProduct router_product(RouterProgram program, const RouterCall& cal
 #endif
   config.cluster = {static_cast<uint32_t>(work.ctas)};
 #if CAKE_HAS_SM90
-  const bool bf16 = call.special.main.p.is_bf16;
+  const bool bf16 = call.out.p.is_bf16;
   if (program == RouterProgram::kWide && work.blocks == 4 && !bf16) {
     config.smem_bytes = kRouterWideSmemBytes;
     return {CAKE_KERNEL_REF(router_out_sm90), config};
@@ -191,19 +197,20 @@ inline RouterProduct router_product(RouterProgram program, const RouterCall& cal
   return {};
 }
 
-// The three launches of a product.
+// The launches of a product. The native programs end themselves, but where units cross tiles.
 struct RouterChain {
   RouterCall call;
   RouterProduct product;
   host::LaunchConfig terms, special;
+  bool ends_itself;
 
   void launch(int64_t stream) const {
     const host::DeviceGuard current(call.device);
     host::LaunchConfig on_terms = terms, on_product = product.config, on_special = special;
     on_terms.stream = on_product.stream = on_special.stream = stream;
     host::launch(CAKE_KERNEL_REF(router_terms_any), on_terms, call.terms);
-    host::launch(product.kernel, on_product, call.special.main);
-    host::launch(CAKE_KERNEL_REF(router_special_any), on_special, call.special);
+    host::launch(product.kernel, on_product, call.out);
+    if (!ends_itself) host::launch(CAKE_KERNEL_REF(router_special_any), on_special, call.out);
   }
 };
 
@@ -215,9 +222,14 @@ inline RouterChain make_router_chain(const TensorView& p, const TensorView& q, c
   }
   if (multiprocessors < 1) TVM_FFI_THROW(ValueError) << "multiprocessors: expected a count, got " << multiprocessors;
   const bool portable = program == static_cast<int64_t>(RouterProgram::kPortable);
+  if (!portable && units_per_tile == 0 && p_depth_major) {
+    TVM_FFI_THROW(ValueError) << "p_depth_major: expected false where units are ranges of all tiles' steps, got true";
+  }
   const RouterWork work = make_router_work(p, q, blocks, part_steps, units, units_per_tile, portable ? 1 : kRouterCtas);
-  RouterChain chain{make_router_call(p, q, out, workspace, p_depth_major, q_depth_major, work), {}, {}, {}};
+  RouterChain chain{make_router_call(p, q, out, workspace, p_depth_major, q_depth_major, work), {}, {}, {},
+                    !portable && units_per_tile != 0};
   chain.product = router_product(static_cast<RouterProgram>(program), chain.call, multiprocessors);
+  if (!portable) chain.call.terms.fetched_units = static_cast<int32_t>(chain.product.config.grid.x) / work.ctas;
   chain.terms.grid = {static_cast<uint32_t>(router_ceil(work.steps, kRouterTermsSteps)),
                       static_cast<uint32_t>(work.column_tiles * work.blocks)};
   chain.terms.block = {kRouterTermsThreads};

@@ -9,7 +9,7 @@
 namespace dense_projection_det_gemm {
 
 inline constexpr int kRouterTermsThreads = 256;
-inline constexpr int kRouterTermsSteps = 8;  // of the contraction, a CTA
+inline constexpr int kRouterTermsSteps = 4;  // of the contraction, a CTA
 inline constexpr int kRouterOutThreads = 256;
 inline constexpr int kRouterNativeThreads = 384;
 inline constexpr int kRouterSpecialThreads = 256;
@@ -39,30 +39,27 @@ struct RouterTerms {
   float* factors;       // 2^-exponents[c], or 0 where that is no normal FP32 number
   uint8_t* flags;       // [CTAs along the depth, columns padded to tiles]: RouterFlag
   uint32_t* any_redo;   // [1]: whether the product has marked anything; zeroed with the terms
+  uint32_t* arrivals;   // [tiles][CTAs of a tile][warps][blocks]: units that have stored their sums; zeroed with the terms
   int32_t interleaved;  // the order of a step's elements: see any/router_split.cuh
 };
 
 struct RouterTermsParams {
-  RouterOperand q;
+  RouterOperand p, q;
+  int32_t fetched_units;  // that begin at once: the first of their P is brought into L2
   RouterWork work;
   RouterTerms terms;
 };
 
 struct RouterOutParams {
-  RouterOperand p;
+  RouterOperand p, q;
   RouterWork work;
   RouterTerms terms;
   int32_t* row_exponents;  // [rows padded to tiles]
   float* out;
   int64_t out_row_stride, out_column_stride;
-  float* slots;        // [slots][CTAs of a tile][128 x width], in the output's orientation
+  float* slots;        // [slots][CTAs of a tile][128 x width]: in the output's orientation, or as sm90/router_join.cuh has them
   uint8_t* slot_tiny;  // [slots][CTAs of a tile][128]: whether the segment's rows have tiny elements
-  uint8_t* redo;  // [tiles][CTAs of a tile][blocks][128]: whether a row's elements in a block of the output need computing anew
-};
-
-struct RouterSpecialParams {
-  RouterOutParams main;
-  RouterOperand q;
+  uint8_t* joined;  // [slots][CTAs of a tile][warps]: a bit for each block whose segments the unit has added up
 };
 
 CAKE_ROUTER_HOST_DEVICE bool router_slots_transposed(const RouterOutParams& p) { return p.out_column_stride != 1; }
@@ -74,4 +71,4 @@ CAKE_DECLARE_KERNEL(router_out_any, dense_projection_det_gemm::RouterOutParams)
 CAKE_DECLARE_KERNEL(router_out_sm90, dense_projection_det_gemm::RouterOutParams)
 CAKE_DECLARE_KERNEL(router_bf16_out_sm90, dense_projection_det_gemm::RouterOutParams)
 CAKE_DECLARE_KERNEL(router_narrow_out_sm90, dense_projection_det_gemm::RouterOutParams)
-CAKE_DECLARE_KERNEL(router_special_any, dense_projection_det_gemm::RouterSpecialParams)
+CAKE_DECLARE_KERNEL(router_special_any, dense_projection_det_gemm::RouterOutParams)

@@ -28,6 +28,43 @@ inline constexpr int kRouterHint = 16;   // elements of a row that its scale is 
 inline constexpr int kRouterTerms = 3;
 inline constexpr int kRouterBlockBytes = kRouterTerms * kRouterBlock * kRouterStep * 2;  // of a step, in the planes
 inline constexpr int kRouterCtas = 2;                                                    // of a native program's cluster
+inline constexpr int kRouterWarps = 8;  // of a CTA that add up products, 16 rows each
+
+// Quotients of tiles, in two instructions instead of a division's forty.
+struct RouterDivisor {
+  uint32_t multiplier, shift;
+};
+
+// For dividends below 2^31.
+inline RouterDivisor make_router_divisor(int32_t by) {
+  uint32_t shift = 0;
+  while (uint64_t{1} << shift < static_cast<uint64_t>(by)) ++shift;
+  return {static_cast<uint32_t>((((uint64_t{1} << shift) - by) << 32) / by + 1), shift};
+}
+
+CAKE_ROUTER_HOST_DEVICE int32_t router_quotient(int32_t tile, const RouterDivisor& by) {
+  const uint32_t high = static_cast<uint32_t>(uint64_t{static_cast<uint32_t>(tile)} * by.multiplier >> 32);
+  return static_cast<int32_t>((high + static_cast<uint32_t>(tile)) >> by.shift);
+}
+
+// Quotients of steps: a division of 64 bits is a function of its own, whose callers the compiler gives few registers.
+struct RouterLongDivisor {
+  uint64_t multiplier;
+  int64_t by;
+};
+
+inline RouterLongDivisor make_router_long_divisor(int64_t by) { return {~uint64_t{0} / static_cast<uint64_t>(by), by}; }
+
+// Of a count from 0 on.
+CAKE_ROUTER_HOST_DEVICE int64_t router_quotient(int64_t count, const RouterLongDivisor& by) {
+#ifdef __CUDA_ARCH__
+  const uint64_t high = __umul64hi(static_cast<uint64_t>(count), by.multiplier);
+#else
+  const uint64_t high = static_cast<uint64_t>(static_cast<unsigned __int128>(count) * by.multiplier >> 64);
+#endif
+  const int64_t quotient = static_cast<int64_t>(high);  // or one less than it
+  return count - quotient * by.by >= by.by ? quotient + 1 : quotient;
+}
 
 struct RouterWork {
   int32_t rows, columns, depth;
@@ -38,6 +75,8 @@ struct RouterWork {
   int32_t part_steps;  // steps of a segment at most; `steps` for ranges
   int32_t units;
   int32_t units_per_tile;  // 0: ranges
+  RouterDivisor by_column_tiles;
+  RouterLongDivisor by_steps, by_units, by_all_steps;  // all tiles'
 };
 
 // Q's planes: for a step and a group of columns (as many as an instruction takes) its terms, of each the two halves of the step,
@@ -66,8 +105,7 @@ struct RouterSegment {
 };
 
 CAKE_ROUTER_HOST_DEVICE int64_t router_range_begin(const RouterWork& work, int32_t range) {
-  const int64_t total = int64_t{work.row_tiles} * work.column_tiles * work.steps;
-  return range * total / work.units;
+  return router_quotient(range * work.by_all_steps.by, work.by_units);
 }
 
 CAKE_ROUTER_HOST_DEVICE RouterUnit router_unit(const RouterWork& work, int32_t unit) {
@@ -78,17 +116,12 @@ CAKE_ROUTER_HOST_DEVICE RouterUnit router_unit(const RouterWork& work, int32_t u
   return {first, work.units_per_tile == 1 || tile_end < first + work.part_steps ? tile_end : first + work.part_steps};
 }
 
-// What nearly every count of steps allows, a tenth of the instructions that a division of 64 bits takes.
-CAKE_ROUTER_HOST_DEVICE int32_t router_quotient(int64_t count, int32_t by) {
-  return count >> 31 == 0 ? static_cast<int32_t>(count) / by : static_cast<int32_t>(count / by);
-}
-
 // The segment that begins at step `at` of a unit.
 CAKE_ROUTER_HOST_DEVICE RouterSegment router_segment(const RouterWork& work, int32_t unit, const RouterUnit& range, int64_t at,
                                                      int32_t rank) {
   RouterSegment segment;
   segment.rank = rank;
-  segment.tile = router_quotient(at, work.steps);
+  segment.tile = static_cast<int32_t>(router_quotient(at, work.by_steps));
   const int64_t tile_first = int64_t{segment.tile} * work.steps;
   segment.first_step = static_cast<int32_t>(at - tile_first);
   int32_t end = segment.first_step / work.part_steps * work.part_steps + work.part_steps;
@@ -105,8 +138,16 @@ CAKE_ROUTER_HOST_DEVICE int64_t router_place(const RouterWork& work, int32_t til
   return int64_t{tile_or_slot} * work.ctas + rank;
 }
 
+// A tile's places in a column and a row of tiles.
+CAKE_ROUTER_HOST_DEVICE int32_t router_row_tile(const RouterWork& work, int32_t tile) {
+  return router_quotient(tile, work.by_column_tiles);
+}
+CAKE_ROUTER_HOST_DEVICE int32_t router_column_tile(const RouterWork& work, int32_t tile) {
+  return tile - router_row_tile(work, tile) * work.column_tiles;
+}
+
 CAKE_ROUTER_HOST_DEVICE int64_t router_first_row(const RouterWork& work, int32_t tile, int32_t rank) {
-  return router_place(work, tile / work.column_tiles, rank) * kRouterRows;
+  return router_place(work, router_row_tile(work, tile), rank) * kRouterRows;
 }
 
 // The units that hold the partial sums of a tile, first to last; none where one unit holds all of it.
@@ -117,10 +158,9 @@ struct RouterSpan {
 CAKE_ROUTER_HOST_DEVICE RouterSpan router_units_of_tile(const RouterWork& work, int32_t tile) {
   if (work.units_per_tile > 1) return {tile * work.units_per_tile, work.units_per_tile};
   if (work.units_per_tile == 1) return {tile, 0};
-  const int64_t total = int64_t{work.row_tiles} * work.column_tiles * work.steps;
   const int64_t begin = int64_t{tile} * work.steps, last = begin + work.steps - 1;
-  const int32_t first = static_cast<int32_t>(((begin + 1) * work.units - 1) / total);
-  const int32_t end = static_cast<int32_t>(((last + 1) * work.units - 1) / total);
+  const int32_t first = static_cast<int32_t>(router_quotient((begin + 1) * work.by_units.by - 1, work.by_all_steps));
+  const int32_t end = static_cast<int32_t>(router_quotient((last + 1) * work.by_units.by - 1, work.by_all_steps));
   return {first, first == end ? 0 : end - first + 1};
 }
 
@@ -132,6 +172,11 @@ CAKE_ROUTER_HOST_DEVICE int32_t router_slot(const RouterWork& work, const Router
 
 CAKE_ROUTER_HOST_DEVICE int32_t router_slots(const RouterWork& work) {
   return work.units_per_tile == 1 ? 0 : work.units_per_tile > 1 ? work.units : 2 * work.units;
+}
+
+// Counters of the parts of a tile that units have stored, for each of its CTAs, warps and blocks.
+CAKE_ROUTER_HOST_DEVICE int64_t router_arrivals(const RouterWork& work) {
+  return work.units_per_tile < 2 ? 0 : int64_t{work.row_tiles} * work.column_tiles * work.ctas * kRouterWarps * work.blocks;
 }
 
 }  // namespace dense_projection_det_gemm

@@ -113,7 +113,7 @@ struct RouterPortable {
   __device__ static __forceinline__ void run_segment(const RouterOutParams& p, Smem& smem, const RouterSegment& segment,
                                                      bool fresh, RouterRowState& rows) {
     const int lane = threadIdx.x & 31, warp_row = 16 * (threadIdx.x >> 5), block = blockIdx.y;
-    const int row_tile = segment.tile / p.work.column_tiles, column_tile = segment.tile - row_tile * p.work.column_tiles;
+    const int row_tile = router_row_tile(p.work, segment.tile), column_tile = segment.tile - row_tile * p.work.column_tiles;
     const int64_t row0 = int64_t{row_tile} * kRouterRows + warp_row;
     const RouterTarget target = router_target(p, segment);
     if (kRouterBlock * block >= target.columns_left) return;
@@ -157,7 +157,7 @@ struct RouterPortable {
     if (target.final) {
       RouterFactors factors;
       load_factors(factors, p, segment, kRouterBlock * block, lane);
-      finish_block<kRowsAdjacent>(p, segment, totals, row, kRouterBlock * block, found, factors, lane);
+      finish_block<kRowsAdjacent>(p, segment, totals, kRouterBlock * block, found, factors, lane, *p.terms.any_redo);
     }
     place.store(totals);
   }

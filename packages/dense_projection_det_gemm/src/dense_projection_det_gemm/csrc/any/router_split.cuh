@@ -62,7 +62,7 @@ __device__ __forceinline__ int column_exponent(uint32_t largest) {
 }
 
 // Binade, of the unscaled element, below which it is tiny.
-__device__ __forceinline__ int row_lowest(int exponent) { return (exponent < 0 ? -59 : -100) - exponent; }
+__device__ __forceinline__ constexpr int row_lowest(int exponent) { return (exponent < 0 ? -59 : -100) - exponent; }
 __device__ __forceinline__ int column_lowest(int exponent) { return (exponent < 40 ? -19 : -60) - exponent; }
 
 // Magnitudes minus one, doubled: sorts like the magnitudes, with zero on top, so that the least one ignores zeros.
@@ -98,8 +98,7 @@ __device__ __forceinline__ void split(RouterFragments<float>& a, const RouterRaw
 
 // The rows that a lane holds.
 struct RouterRowState {
-  float factor[2] = {1.f, 1.f};
-  int exponent[2] = {0, 0};
+  float factor[2] = {1.f, 1.f};  // 2^exponent
   uint32_t least_key[2] = {0xffffffffu, 0xffffffffu};
 
   // From the lane's elements of the row's first step.
@@ -113,10 +112,11 @@ struct RouterRowState {
       }
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-      exponent[row] = row_exponent(largest);
-      factor[row] = power_of_two(exponent[row]);
+      factor[row] = power_of_two(row_exponent(largest));
     }
   }
+
+  __device__ __forceinline__ int exponent(int row) const { return (__float_as_int(factor[row]) >> 23) - 127; }
 
   __device__ __forceinline__ void watch(const RouterRaw& raw) {
 #pragma unroll
@@ -141,12 +141,18 @@ struct RouterRowState {
     }
   }
 
+  // Whether neither row has a scale and none of the lane's elements of them is tiny.
+  __device__ __forceinline__ bool ordinary() const {
+    constexpr uint32_t kLowest = 2u * ((127 + row_lowest(0)) << 23) - 1u;  // nonzero_key of what is not tiny
+    return factor[0] == 1.f && factor[1] == 1.f && min(least_key[0], least_key[1]) >= kLowest;
+  }
+
   // Over the four lanes of a row.
   __device__ __forceinline__ bool tiny(int row) const {
     uint32_t least = least_key[row];
     least = min(least, __shfl_xor_sync(0xffffffffu, least, 1));
     least = min(least, __shfl_xor_sync(0xffffffffu, least, 2));
-    return is_tiny(least, row_lowest(exponent[row]));
+    return is_tiny(least, row_lowest(exponent(row)));
   }
 };
 

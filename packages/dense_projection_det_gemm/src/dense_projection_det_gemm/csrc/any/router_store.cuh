@@ -5,6 +5,7 @@
 #pragma once
 
 #include "any/router_split.cuh"
+#include "cake/ptx/cta.cuh"
 
 namespace dense_projection_det_gemm {
 
@@ -16,7 +17,7 @@ struct RouterTarget {
 };
 
 __device__ __forceinline__ RouterTarget router_target(const RouterOutParams& p, const RouterSegment& segment) {
-  const int row_tile = segment.tile / p.work.column_tiles;
+  const int row_tile = router_row_tile(p.work, segment.tile);
   const int64_t row = router_first_row(p.work, segment.tile, segment.rank), width = int64_t{p.work.blocks} * kRouterBlock;
   const int64_t column = (segment.tile - row_tile * p.work.column_tiles) * width;
   RouterTarget target;
@@ -111,14 +112,25 @@ struct RouterPlace {
     }
   }
 
+  // The same place, of which nothing is known: else the addresses of elements and which are inside, once found out, would be kept in
+  // registers from the first use to the last.
+  __device__ __forceinline__ RouterPlace anew() const {
+    RouterPlace place = *this;
+    place.rows_left = ptx::opaque(rows_left);
+    place.columns_left = ptx::opaque(columns_left);
+    place.data = ptx::opaque(data);
+    return place;
+  }
+
   __device__ __forceinline__ void add(float (&totals)[32]) const {
+    const RouterPlace here = anew();
     if (wide) {
-      add_wide<false>(totals);
+      here.template add_wide<false>(totals);
       return;
     }
 #pragma unroll
     for (int e = 0; e < 32; ++e) {
-      if (inside(e)) totals[e] = __fadd_rn(*at(e), totals[e]);
+      if (here.inside(e)) totals[e] = __fadd_rn(*here.at(e), totals[e]);
     }
   }
 
@@ -140,13 +152,14 @@ struct RouterPlace {
   }
 
   __device__ __forceinline__ void store(const float (&totals)[32]) const {
+    const RouterPlace here = anew();
     if (wide) {
-      store_wide<false>(totals);
+      here.template store_wide<false>(totals);
       return;
     }
 #pragma unroll
     for (int e = 0; e < 32; ++e) {
-      if (inside(e)) *at(e) = totals[e];
+      if (here.inside(e)) *here.at(e) = totals[e];
     }
   }
 };
@@ -156,7 +169,7 @@ struct RouterRows {
   int exponent[2];
   bool tiny[2];
   __device__ __forceinline__ explicit RouterRows(const RouterRowState& rows)
-      : exponent{rows.exponent[0], rows.exponent[1]}, tiny{rows.tiny(0), rows.tiny(1)} {}
+      : exponent{rows.exponent(0), rows.exponent(1)}, tiny{rows.tiny(0), rows.tiny(1)} {}
 };
 
 // What undoes the scales of a lane's 16 columns of a block.
@@ -164,7 +177,7 @@ using RouterFactors = float4[4];
 
 // The first of them, counted over all tiles of a row of tiles.
 __device__ __forceinline__ int64_t router_column(const RouterOutParams& p, const RouterSegment& segment, int first_column, int lane) {
-  return int64_t{segment.tile % p.work.column_tiles} * p.work.blocks * kRouterBlock + first_column + 4 * (lane & 3);
+  return int64_t{router_column_tile(p.work, segment.tile)} * p.work.blocks * kRouterBlock + first_column + 4 * (lane & 3);
 }
 
 // Volatile, so that the loads stay where they are asked for.
@@ -180,15 +193,16 @@ __device__ __forceinline__ void load_factors(RouterFactors& factors, const Route
 }
 
 // Brings the factors of a tile's columns near, long before load_factors asks for them.
-__device__ __forceinline__ void fetch_factors(const RouterOutParams& p, const RouterSegment& segment, int blocks, int lane) {
+__device__ __forceinline__ void fetch_factors(const RouterOutParams& p, const RouterSegment& segment, int blocks) {
   constexpr int kLine = 32;  // floats
+  const int lane = ptx::thread_index() & 31;
   if (lane * kLine >= blocks * kRouterBlock) return;
-  const int64_t column = int64_t{segment.tile % p.work.column_tiles} * p.work.blocks * kRouterBlock + lane * kLine;
+  const int64_t column = int64_t{router_column_tile(p.work, segment.tile)} * p.work.blocks * kRouterBlock + lane * kLine;
   asm volatile("prefetch.global.L1 [%0];" ::"l"(p.terms.factors + column));
 }
 
-// Undoes the scales of a finished block where all of it is ordinary, for the whole warp, and says whether it has.
-__device__ __forceinline__ bool finish_ordinary(float (&x)[32], const RouterRows& rows, const RouterFactors& factors) {
+// Undoes the scales of a finished block where all of it and the lanes' rows are ordinary, for the whole warp, and says whether it has.
+__device__ __forceinline__ bool finish_ordinary(float (&x)[32], bool ordinary_rows, const RouterFactors& factors) {
   // Four chains each, so that a warp does not wait for one long one. inf and NaN times zero are NaN.
   float least[4], zero[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
@@ -197,8 +211,7 @@ __device__ __forceinline__ bool finish_ordinary(float (&x)[32], const RouterRows
   for (int e = 0; e < 32; ++e) zero[e & 3] = __fmaf_rn(x[e], 0.f, zero[e & 3]);
   const bool finite = (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0.f;
   const float least_factor = fminf(fminf(least[0], least[1]), fminf(least[2], least[3]));
-  const bool plain = (rows.exponent[0] | rows.exponent[1]) == 0 && !rows.tiny[0] && !rows.tiny[1];
-  if (!__all_sync(0xffffffffu, plain && least_factor > 0.f && finite)) return false;
+  if (!__all_sync(0xffffffffu, ordinary_rows && least_factor > 0.f && finite)) return false;
 #pragma unroll
   for (int e = 0; e < 32; ++e) {
     const float4& by = factors[e >> 3];
@@ -207,17 +220,12 @@ __device__ __forceinline__ bool finish_ordinary(float (&x)[32], const RouterRows
   return true;
 }
 
-// Where a block says which of its rows have elements to be computed anew.
-__device__ __forceinline__ uint8_t* redo_flags(const RouterOutParams& p, const RouterSegment& segment, int first_column) {
-  return p.redo + (router_place(p.work, segment.tile, segment.rank) * p.work.blocks + first_column / kRouterBlock) * kRouterRows;
-}
-
-// Undoes the scales of a finished block and marks what has to be computed anew.
+// Undoes the scales of a finished block and marks what has to be computed anew; `any` says that there is something.
 template <bool kPairedRows>
-__device__ __forceinline__ void finish_block(const RouterOutParams& p, const RouterSegment& segment, float (&x)[32], int row,
-                                             int first_column, const RouterRows& rows, const RouterFactors& factors, int lane) {
-  const int g = lane >> 2, c = lane & 3;
-  bool redo[2] = {false, false};
+__device__ __forceinline__ void finish_block(const RouterOutParams& p, const RouterSegment& segment, float (&x)[32],
+                                             int first_column, const RouterRows& rows, const RouterFactors& factors, int lane,
+                                             uint32_t& any) {
+  bool redo = false;
   float least_factor = 1.f, zero = 0.f;  // inf and NaN times zero are NaN
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -238,19 +246,11 @@ __device__ __forceinline__ void finish_block(const RouterOutParams& p, const Rou
     for (int e = 0; e < 32; ++e) {
       const int exponent = rows.exponent[e >> 1 & 1] + p.terms.exponents[column + RouterPlace<kPairedRows>::column_of(e)];
       const bool again = must_redo(x[e], rows.tiny[e >> 1 & 1]);
-      redo[e >> 1 & 1] |= again;
+      redo |= again;
       x[e] = marked(scale_by(x[e], -exponent), again);
     }
   }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const unsigned votes = __ballot_sync(0xffffffffu, redo[i]);
-    if (votes != 0 && lane == 0) *p.terms.any_redo = 1;
-    if (c == 0) {
-      uint8_t* flags = redo_flags(p, segment, first_column);
-      flags[row + RouterPlace<kPairedRows>::kNextRow * i] = (votes >> (4 * g) & 15) != 0;
-    }
-  }
+  if (redo) any = 1;
 }
 
 // What is known of a warp's rows at the end of a segment, for whoever adds the segments up or computes elements anew.

@@ -24,6 +24,26 @@ __device__ __forceinline__ constexpr int place_in_step(int i, bool interleaved) 
   return interleaved ? 8 * ((i >> 1) & 1) + 2 * (i >> 2) + (i & 1) : i;
 }
 
+// Asks L2 for what the product's CTAs read first of P, a line at a time: they cannot become resident while this kernel runs.
+__device__ __forceinline__ void fetch_first(const RouterTermsParams& p) {
+  constexpr int kLine = 128, kDepth = 8 * kRouterStep;  // more than fills a ring
+  const RouterWork& work = p.work;
+  const int size = p.p.is_bf16 ? 2 : 4, rows = work.ctas * kRouterRows;
+  const bool adjacent = p.p.depth_stride != 1;
+  const int lines = (adjacent ? rows : kDepth) * size / kLine, pieces = adjacent ? kDepth : rows;
+  const int thread = (blockIdx.y * gridDim.x + blockIdx.x) * kRouterTermsThreads + threadIdx.x;
+  for (int i = thread; i < p.fetched_units * pieces * lines; i += gridDim.x * gridDim.y * kRouterTermsThreads) {
+    const int piece = i / lines, along = (i - piece * lines) * (kLine / size), unit = piece / pieces, across = piece - unit * pieces;
+    const int64_t first = router_unit(work, unit).first;
+    const int tile = static_cast<int>(router_quotient(first, work.by_steps));
+    const int64_t row = int64_t{router_row_tile(work, tile)} * rows + (adjacent ? along : across);
+    const int64_t k = (first - int64_t{tile} * work.steps) * kRouterStep + (adjacent ? across : along);
+    if (row >= work.rows || k >= work.depth) continue;
+    const char* line = static_cast<const char*>(p.p.data) + (row * p.p.stride + k * p.p.depth_stride) * size;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  }
+}
+
 // A thread's part of a block: kCount neighbouring elements, from `first` on, of each of kSteps steps of a column.
 template <int kLanes>
 struct TermsShare {
@@ -101,6 +121,7 @@ struct TermsShare {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) load(x[i], step0 + i);
     load(hint, 0);
+    fetch_first(p);
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) largest = max(largest, __float_as_uint(hint[i]) & kMagnitudeBits);
@@ -148,6 +169,10 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterT
   cake::ptx::launch_dependents();
   cake::ptx::wait_for_predecessor();
   if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) *p.terms.any_redo = 0;
+  const int64_t arrivals = router_arrivals(p.work), cta = blockIdx.y * gridDim.x + blockIdx.x;
+  for (int64_t i = cta * kRouterTermsThreads + threadIdx.x; i < arrivals; i += int64_t{gridDim.x} * gridDim.y * kRouterTermsThreads) {
+    p.terms.arrivals[i] = 0;
+  }
   p.q.depth_stride == 1 ? TermsShare<4>(p).run(flags) : TermsShare<1>(p).run(flags);
   __syncthreads();
   if (threadIdx.x < kRouterBlock) {

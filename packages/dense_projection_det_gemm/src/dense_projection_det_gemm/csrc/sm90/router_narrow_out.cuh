@@ -7,11 +7,5 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterN
     router_narrow_out_sm90(const __grid_constant__ dense_projection_det_gemm::RouterOutParams p) {
   using namespace dense_projection_det_gemm;
   extern __shared__ __align__(1024) char smem_bytes[];
-  const bool adjacent = p.p.depth_stride != 1;
-  if (p.p.is_bf16) {
-    adjacent ? RouterNative<__nv_bfloat16, true, 1>::run(p, smem_bytes)
-             : RouterNative<__nv_bfloat16, false, 1>::run(p, smem_bytes);
-  } else {
-    adjacent ? RouterNative<float, true, 1>::run(p, smem_bytes) : RouterNative<float, false, 1>::run(p, smem_bytes);
-  }
+  p.p.is_bf16 ? run_router<__nv_bfloat16, 1>(p, smem_bytes) : run_router<float, 1>(p, smem_bytes);
 }

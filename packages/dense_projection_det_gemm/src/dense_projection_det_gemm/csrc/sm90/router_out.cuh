@@ -7,9 +7,5 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterN
     router_out_sm90(const __grid_constant__ dense_projection_det_gemm::RouterOutParams p) {
   using namespace dense_projection_det_gemm;
   extern __shared__ __align__(1024) char smem_bytes[];
-  if (p.p.depth_stride == 1) {
-    RouterNative<float, false, 4>::run(p, smem_bytes);
-  } else {
-    RouterNative<float, true, 4>::run(p, smem_bytes);
-  }
+  run_router<float, 4>(p, smem_bytes);
 }

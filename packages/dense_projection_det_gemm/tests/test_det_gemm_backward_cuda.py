@@ -56,6 +56,20 @@ def test_other_dtypes_and_sums(shape):
     assert not torch.equal(total, once)
 
 
+@pytest.mark.parametrize("shape", [(4000, 5120, 512), (2000, 1024, 1024), (77, 64, 72)], ids=str)
+def test_launch_after_launch_adds_to_what_is_there(shape):
+    """The weight gradient starts before the launch before has told it so, and must not read older sums."""
+    tensors = operands(*shape)
+    total, expected = (torch.ones(shape[2], shape[1], device="cuda") for _ in range(2))
+    prepared = det.prepare_backward(*tensors, dw=total, accumulate=True)
+    alone = det.prepare_wgrad(*tensors[:2], expected, accumulate=True)
+    for _ in range(100):
+        prepared.launch()
+    for _ in range(100):
+        alone.launch()
+    assert_bitwise_equal(total, expected)
+
+
 @pytest.mark.parametrize("shape", [(0, 64, 32), (40, 64, 0), (40, 0, 32)], ids=str)
 def test_empty_extents(shape):
     tensors = operands(*shape)

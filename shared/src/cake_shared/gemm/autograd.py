@@ -7,7 +7,7 @@ import functools
 
 import torch
 
-from cake_shared.dispatch import Undifferentiable
+from cake_shared.dispatch import Undifferentiable, refuse_forward_ad
 
 
 class Projection(torch.autograd.Function):
@@ -26,6 +26,7 @@ class Projection(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         """Gradients for x and w; None where unwanted and where the weight's went into `main_grad`."""
+        refuse_forward_ad(gradient=g)
         x, w = ctx.saved_tensors
         if x is not None and w is not None and not torch.is_grad_enabled():
             adds = ctx.main_grad is not None
@@ -55,6 +56,7 @@ class Router(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         """Gradients for x and w; None where unwanted."""
+        refuse_forward_ad(gradient=g)
         x, w = ctx.saved_tensors
         dx = None if w is None else _gradient(ctx.launcher, "router_dgrad", g, w).to(ctx.x_dtype)
         dw = None if x is None else _gradient(ctx.launcher, "router_wgrad", g, x)

@@ -166,6 +166,6 @@ def refuse_autograd(name, *tensors):
     """RuntimeError where autograd would have to record a write into a given tensor, as torch's own out= does."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         raise RuntimeError(
-            f"{name}: an argument requires grad, but a write into out is not recorded by autograd; call it under "
+            f"{name}: an argument requires grad, but a write into it is not recorded by autograd; call it under "
             "torch.no_grad() or detach the argument (projection_forward and DenseProjection record autograd)"
         )

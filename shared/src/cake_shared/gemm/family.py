@@ -36,14 +36,14 @@ class GemmFamily:
         return served == "meta" or as_operator(*tensors.values())
 
     def _check_strict_backend(self, backend, **tensors):
-        """A plan runs on memory: ValueError for tensors without any."""
-        first, tensor = next(iter(tensors.items()))
-        served = check_backend(self.package, backend, tensor)
-        if served == "meta" or not all(is_plain(t) for t in tensors.values()):
-            raise ValueError(
-                f"{first}: got a {type(tensor).__name__} on {tensor.device}, takes a plain tensor in memory (the "
-                "functions without prepare_ serve meta tensors and subclasses)"
-            )
+        """A plan runs on memory: ValueError for tensors without any; None is no tensor."""
+        served = check_backend(self.package, backend, next(iter(tensors.values())))
+        for name, tensor in tensors.items():
+            if tensor is not None and (served == "meta" or not is_plain(tensor)):
+                raise ValueError(
+                    f"{name}: got a {type(tensor).__name__} on {tensor.device}, takes a plain tensor in memory (the "
+                    "functions without prepare_ serve meta tensors and subclasses)"
+                )
 
     def _prepare_gemm(self, a, b, out, transposed_out, accumulate):
         view = contract.check_gemm(a, b, out, transposed_out, accumulate)
@@ -115,7 +115,7 @@ class GemmFamily:
                 return recipe(g, x, out)
         contract.check_wgrad(g, x)
         dtype = contract.check_wgrad_out(g, x, out, out_dtype, accumulate)
-        through_operator = self._as_operator(backend, g=g, x=x)
+        through_operator = self._as_operator(backend, g=g, x=x, out=out)
         if out is None:
             if through_operator:
                 return self.ops.projection_wgrad(g, x, dtype)
@@ -139,7 +139,7 @@ class GemmFamily:
                 return recipe(g, x, w, dw)
         contract.check_backward(g, x, w)
         dtype = contract.check_wgrad_out(g, x, dw, out_dtype, accumulate, "dw")
-        through_operator = self._as_operator(backend, g=g, x=x, w=w)
+        through_operator = self._as_operator(backend, g=g, x=x, w=w, dw=dw)
         if dw is None:
             if through_operator:
                 return self.ops.projection_backward(g, x, w, dtype)
@@ -187,28 +187,28 @@ class GemmFamily:
     def prepare_gemm(self, a, b, out, transposed_out, accumulate, backend):
         """The plan object of `gemm`."""
         contract.check_gemm(a, b, out, transposed_out, accumulate)
-        self._check_strict_backend(backend, a=a, b=b)
+        self._check_strict_backend(backend, a=a, b=b, out=out)
         return self._prepare_gemm(a, b, out, transposed_out, accumulate)
 
     def prepare_forward(self, x, w, out, backend):
         """The plan object of `forward`."""
         contract.check_forward(x, w)
         contract.check_out(out, (*x.shape[:-1], w.shape[0]), x.device, _BF16, _FP32)
-        self._check_strict_backend(backend, x=x, w=w)
+        self._check_strict_backend(backend, x=x, w=w, out=out)
         return self.launcher.forward(x, w, out, repair=False)
 
     def prepare_dgrad(self, g, w, out, backend):
         """The plan object of `dgrad`."""
         contract.check_dgrad(g, w)
         contract.check_out(out, (*g.shape[:-1], w.shape[1]), g.device, _BF16, _FP32)
-        self._check_strict_backend(backend, g=g, w=w)
+        self._check_strict_backend(backend, g=g, w=w, out=out)
         return self.launcher.dgrad(g, w, out, repair=False)
 
     def prepare_wgrad(self, g, x, out, out_dtype, accumulate, backend):
         """The plan object of `wgrad`."""
         contract.check_wgrad(g, x)
         dtype = contract.check_wgrad_out(g, x, out, out_dtype, accumulate)
-        self._check_strict_backend(backend, g=g, x=x)
+        self._check_strict_backend(backend, g=g, x=x, out=out)
         return self.launcher.wgrad(g, x, out, dtype, accumulate, repair=False)
 
     def prepare_backward(self, g, x, w, dx, dw, out_dtype, accumulate, backend):
@@ -216,26 +216,26 @@ class GemmFamily:
         contract.check_backward(g, x, w)
         contract.check_out(dx, (*g.shape[:-1], w.shape[1]), g.device, _BF16, _FP32, name="dx")
         dtype = contract.check_wgrad_out(g, x, dw, out_dtype, accumulate, "dw")
-        self._check_strict_backend(backend, g=g, x=x, w=w)
+        self._check_strict_backend(backend, g=g, x=x, w=w, dx=dx, dw=dw)
         return self.launcher.backward(g, x, w, dx, dw, dtype, accumulate, repair=False)
 
     def prepare_router_forward(self, x, w, out, backend):
         """The plan object of `router_forward`."""
         contract.check_forward(x, w, contract.ROUTER_FORWARD)
         contract.check_out(out, (*x.shape[:-1], w.shape[0]), x.device, _FP32)
-        self._check_strict_backend(backend, x=x, w=w)
+        self._check_strict_backend(backend, x=x, w=w, out=out)
         return self.launcher.router_forward(x, w, out, repair=False)
 
     def prepare_router_dgrad(self, g, w, out, backend):
         """The plan object of `router_dgrad`."""
         contract.check_dgrad(g, w, contract.ROUTER_DGRAD)
         contract.check_out(out, (*g.shape[:-1], w.shape[1]), g.device, _FP32)
-        self._check_strict_backend(backend, g=g, w=w)
+        self._check_strict_backend(backend, g=g, w=w, out=out)
         return self.launcher.router_dgrad(g, w, out, repair=False)
 
     def prepare_router_wgrad(self, g, x, out, backend):
         """The plan object of `router_wgrad`."""
         contract.check_wgrad(g, x, contract.ROUTER_WGRAD)
         contract.check_out(out, (g.shape[-1], x.shape[-1]), g.device, _FP32)
-        self._check_strict_backend(backend, g=g, x=x)
+        self._check_strict_backend(backend, g=g, x=x, out=out)
         return self.launcher.router_wgrad(g, x, out, repair=False)

@@ -152,6 +152,8 @@ class Recipes:
             return None
         if not isinstance(right, torch.Tensor) or as_operator(left, right, out) or has_modes():
             return None
+        if not _are_dense(left, right, out):
+            return None
         recipe = self._known.get(signature(kind, left, right, out, dtype, accumulate))
         if recipe is None or (out is not None and not recipe.serves(left, right, out)):
             return None
@@ -163,7 +165,7 @@ class Recipes:
             return None
         if not isinstance(x, torch.Tensor) or not isinstance(w, torch.Tensor):
             return None
-        if as_operator(g, x, w, dw) or has_modes():
+        if as_operator(g, x, w, dw) or has_modes() or not _are_dense(g, x, w, dw):
             return None
         recipe = self._known.get(backward_signature(g, x, w, dw, dtype, accumulate))
         if recipe is None or (dw is not None and not recipe.serves(g, x, w, dw)):
@@ -194,6 +196,10 @@ class Recipes:
     def forget(self):
         """Drop all recipes: needed where a planner's choices change, as in measurements."""
         self._known.clear()
+
+
+def _are_dense(*tensors):
+    return all(t is None or t.layout is torch.strided for t in tensors)
 
 
 def _reads_in_place(views, tensors):

@@ -70,7 +70,8 @@ __device__ __forceinline__ void copy_block(const char* buffer, const NativeParam
   }
 }
 
-// acc += what the FP32 result holds.
+// acc += what the FP32 result holds, read from L2: what starts beside another launch has not waited itself, and nothing says
+// that its L1 holds no older lines.
 template <int kCount>
 __device__ __forceinline__ void add_previous(float (&acc)[kCount], const NativeParams& p, int row, int column, int batch) {
   const int lane = threadIdx.x % 32;
@@ -83,8 +84,14 @@ __device__ __forceinline__ void add_previous(float (&acc)[kCount], const NativeP
 #pragma unroll
     for (int j = 0; j < kCount / 4; ++j) {
       const int c = left + 8 * j;
-      if (c < p.n) acc[4 * j + 2 * half] = __fadd_rn(from[c], acc[4 * j + 2 * half]);
-      if (c + 1 < p.n) acc[4 * j + 2 * half + 1] = __fadd_rn(from[c + 1], acc[4 * j + 2 * half + 1]);
+      float2 held = {};
+      if (c + 1 < p.n) {
+        held = __ldcg(reinterpret_cast<const float2*>(from + c));
+      } else if (c < p.n) {
+        held.x = __ldcg(from + c);
+      }
+      if (c < p.n) acc[4 * j + 2 * half] = __fadd_rn(held.x, acc[4 * j + 2 * half]);
+      if (c + 1 < p.n) acc[4 * j + 2 * half + 1] = __fadd_rn(held.y, acc[4 * j + 2 * half + 1]);
     }
   }
 }
@@ -103,7 +110,7 @@ __device__ __forceinline__ void store_transposed(const float (&acc)[kCount], con
       const int r = first + i / 2 * 8, c = left + 8 * j + i % 2;
       if (r >= p.m || c >= p.n) continue;
       float* const to = out + c * p.output.row_stride + r;
-      *to = p.output.accumulate ? __fadd_rn(*to, acc[4 * j + i]) : acc[4 * j + i];
+      *to = p.output.accumulate ? __fadd_rn(__ldcg(to), acc[4 * j + i]) : acc[4 * j + i];
     }
   }
 }

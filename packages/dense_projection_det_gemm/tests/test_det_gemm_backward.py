@@ -222,12 +222,12 @@ def test_tangents_of_the_incoming_gradient_and_of_results_are_refused():
         x_leaf = x.clone().requires_grad_()
         y = det.projection_forward(x_leaf, w)
         dual = torch.autograd.forward_ad.make_dual(g, torch.ones_like(g))
-        with pytest.raises(RuntimeError, match="^gradient: got a tensor with a forward-mode tangent"):
+        with pytest.raises(RuntimeError, match=r"^gradient: got a tensor with a forward-mode tangent"):
             torch.autograd.grad(y, x_leaf, dual)
         dw = torch.autograd.forward_ad.make_dual(torch.zeros(24, 40), torch.ones(24, 40))
-        with pytest.raises(RuntimeError, match="^dw: got a tensor with a forward-mode tangent"):
+        with pytest.raises(RuntimeError, match=r"^dw: got a tensor with a forward-mode tangent"):
             det.projection_backward(g, x, w, dw)
-        with pytest.raises(RuntimeError, match="^out: got a tensor with a forward-mode tangent"):
+        with pytest.raises(RuntimeError, match=r"^out: got a tensor with a forward-mode tangent"):
             det.projection_wgrad(g, x, dw)
 
 
@@ -238,7 +238,7 @@ class Wrapped(torch.Tensor):
 def test_plans_refuse_results_of_subclasses():
     g, x, w = operands(20)
     dw = torch.zeros(24, 40).as_subclass(Wrapped)
-    with pytest.raises(ValueError, match="^dw: got a Wrapped on cpu, takes a plain tensor in memory"):
+    with pytest.raises(ValueError, match=r"^dw: got a Wrapped on cpu, takes a plain tensor in memory"):
         det.prepare_backward(g, x, w, dw=dw)
-    with pytest.raises(ValueError, match="^out: got a Wrapped on cpu, takes a plain tensor in memory"):
+    with pytest.raises(ValueError, match=r"^out: got a Wrapped on cpu, takes a plain tensor in memory"):
         det.prepare_wgrad(g, x, dw)

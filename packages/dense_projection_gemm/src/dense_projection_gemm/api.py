@@ -130,9 +130,10 @@ def projection_wgrad(g, x, out=None, out_dtype=None, accumulate=False, *, determ
 
 
 def projection_backward(g, x, w, dw=None, out_dtype=None, accumulate=False, *, deterministic=True, backend=None):
-    """Both gradients of `projection_forward`: `g @ w` and `g.T @ x`, which on a GPU run side by side.
+    """Both gradients of `projection_forward`: `g @ w` and `g.T @ x`, which run side by side on sm_90a.
 
-    The same bits as `projection_dgrad` and `projection_wgrad` of `deterministic=True`, and less time than the two.
+    The same bits as `projection_dgrad` and `projection_wgrad` of `deterministic=True`; on an H200 less time than
+    the two.
 
     Parameters
     ----------
@@ -149,7 +150,7 @@ def projection_backward(g, x, w, dw=None, out_dtype=None, accumulate=False, *, d
     accumulate : bool
         Add the weight's gradient to what `dw` (FP32) holds instead of overwriting it.
     deterministic : bool
-        True hands over to `dense_projection_det_gemm`.
+        True hands over to `dense_projection_det_gemm`; False runs the same programs.
     backend : str, optional
         None, "cpu" or "cuda".
 

@@ -91,7 +91,7 @@ __device__ __forceinline__ void find_special(const RouterOutParams& p, RedoSmem&
   }
 }
 
-// 32 rows and 32 columns; a thread has four columns of a row. A function of its own, so that its registers are none of the others'.
+// 32 rows and 32 columns; a thread has four columns of a row.
 __device__ __forceinline__ void compute_special(const RouterOutParams& p, RedoSmem& smem, int first_row, int64_t row0,
                                                 int column0) {
   const RouterWork& work = p.work;
@@ -130,10 +130,22 @@ __device__ __forceinline__ void compute_special(const RouterOutParams& p, RedoSm
   }
 }
 
+// The same as a function of its own, so that its registers are none of the others'.
+__device__ __noinline__ void compute_special_apart(const RouterOutParams& p, RedoSmem& smem, int first_row, int64_t row0, int column0) {
+  compute_special(p, smem, first_row, row0, column0);
+}
+
+// `kApart`: by a function of its own, which a program of wgmma may not call.
+template <bool kApart>
 __device__ __forceinline__ void redo_marked(const RouterOutParams& p, RedoSmem& smem, int64_t row0, int column0) {
   for (int first_row = 0; first_row < kRouterRows; first_row += 32) {
     const uint32_t redo = threadIdx.x < 32 ? smem.redo[first_row + threadIdx.x] : 0;
-    if (redo_any(redo != 0)) compute_special(p, smem, first_row, row0, column0);
+    if (!redo_any(redo != 0)) continue;
+    if constexpr (kApart) {
+      compute_special_apart(p, smem, first_row, row0, column0);
+    } else {
+      compute_special(p, smem, first_row, row0, column0);
+    }
   }
 }
 
@@ -161,6 +173,7 @@ __device__ __forceinline__ int exponent_of_row(const RouterOutParams& p, int64_t
 }
 
 // A CTA's part of a finished tile, `group` of its columns, or what `joined` says of it.
+template <bool kApart>
 __device__ __forceinline__ void redo_columns(const RouterOutParams& p, RedoSmem& smem, int tile, int rank, int group,
                                              const uint8_t* joined) {
   const RouterWork& work = p.work;
@@ -173,12 +186,13 @@ __device__ __forceinline__ void redo_columns(const RouterOutParams& p, RedoSmem&
   facts.share(smem);
   find_special(p, smem, row0, column0, group, joined);
   redo_sync();
-  redo_marked(p, smem, row0, column0);
+  redo_marked<kApart>(p, smem, row0, column0);
 }
 
+template <bool kApart>
 __device__ __forceinline__ void redo_tile(const RouterOutParams& p, RedoSmem& smem, int tile, int rank, const uint8_t* joined) {
   const int groups = p.work.blocks * kRouterBlock / kRouterSpecialColumns;
-  for (int group = 0; group < groups; ++group) redo_columns(p, smem, tile, rank, group, joined);
+  for (int group = 0; group < groups; ++group) redo_columns<kApart>(p, smem, tile, rank, group, joined);
 }
 
 }  // namespace dense_projection_det_gemm

@@ -1,5 +1,5 @@
-// The end of a router GEMM where the product does not end itself (native products do where no unit crosses tiles): adds the segments of tiles that several units share, in ascending
-// order, and computes anew the elements that split products do not serve.
+// The end of a router GEMM where the product does not end itself (native products do where no unit crosses tiles): adds the segments
+// of tiles that several units share, in ascending order, and computes anew the elements that split products do not serve.
 //
 // Reads slots, flags, P and Q; writes the output. Where there are slots a CTA has 32 columns of a tile's 128 rows; else there is
 // usually nothing to do, and a look at the flags of Q's rows and at any_redo tells.
@@ -115,7 +115,7 @@ __device__ __forceinline__ void end_slots(const RouterOutParams& p, RedoSmem& sm
   if (thread < kRouterRows) {
     facts.row_exponent = p.row_exponents[row0 + thread];
     const RouterSpan units = router_units_of_tile(work, tile);
-#pragma unroll 4
+#pragma unroll 2
     for (int u = 0; u < units.count; ++u)
       facts.tiny |= p.slot_tiny[router_place(work, router_slot(work, units, u), rank) * kRouterRows + thread];
   }
@@ -124,7 +124,7 @@ __device__ __forceinline__ void end_slots(const RouterOutParams& p, RedoSmem& sm
   const bool ordinary = facts.share(smem);
   sums.store(p, smem, row0, column0, ordinary);
   redo_sync();
-  redo_marked(p, smem, row0, column0);
+  redo_marked<true>(p, smem, row0, column0);
 }
 
 }  // namespace dense_projection_det_gemm
@@ -140,13 +140,13 @@ extern "C" __global__ void __launch_bounds__(dense_projection_det_gemm::kRouterS
   if (work.units_per_tile == 1) {
     const uint32_t found = *p.terms.any_redo | flags_of_columns(p, threadIdx.x, kRouterSpecialThreads);
     if (!redo_any(found != 0)) return;
-    for (int place = blockIdx.x; place < places; place += gridDim.x) redo_tile(p, smem, place / work.ctas, place % work.ctas, nullptr);
+    for (int place = blockIdx.x; place < places; place += gridDim.x) redo_tile<true>(p, smem, place / work.ctas, place % work.ctas, nullptr);
     return;
   }
   const int tile = blockIdx.x / work.ctas, rank = blockIdx.x - tile * work.ctas;
   if (router_units_of_tile(work, tile).count > 0) {
     end_slots(p, smem, tile, rank, blockIdx.y);
   } else if (redo_any((*p.terms.any_redo | flags_of_columns(p, threadIdx.x, kRouterSpecialThreads)) != 0)) {
-    redo_columns(p, smem, tile, rank, blockIdx.y, nullptr);
+    redo_columns<true>(p, smem, tile, rank, blockIdx.y, nullptr);
   }
 }

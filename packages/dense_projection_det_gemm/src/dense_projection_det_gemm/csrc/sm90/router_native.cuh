@@ -413,9 +413,9 @@ struct RouterNative {
         const RouterSegment segment = router_segment(p.work, unit, range, next, rank);
         next += segment.end_step - segment.first_step;
         if (kShared && segment.slot >= 0) {
-          redo_tile(p, smem, segment.tile, rank, p.joined + router_place(p.work, segment.slot, rank) * kRouterWarps);
+          redo_tile<false>(p, smem, segment.tile, rank, p.joined + router_place(p.work, segment.slot, rank) * kRouterWarps);
         } else if (segment.end_step == p.work.steps) {
-          redo_tile(p, smem, segment.tile, rank, nullptr);
+          redo_tile<false>(p, smem, segment.tile, rank, nullptr);
         }
       }
     }

@@ -106,6 +106,19 @@ def _router(recorder: Recorder) -> None:
         backend.router.prepare(problem, a, b, torch.zeros(m, n), plan)[1]()
 
 
+def _router_wgrad(recorder: Recorder) -> None:
+    import torch
+
+    from cake_shared.gemm.problem import RouterProblem
+    from dense_projection_det_gemm.cuda import GemmBackend
+
+    generator = torch.Generator().manual_seed(0)
+    g, x = torch.randn(70, 40, generator=generator), torch.randn(70, 72, generator=generator)
+    problem = RouterProblem(m=40, n=72, k=70, a_major="m", b_major="n", a_terms=3, b_terms=3, target="cuda")
+    backend = GemmBackend(recorder.module, "sm_90a", MULTIPROCESSORS, lambda: 0)
+    backend.router.prepare(problem, g.t(), x, torch.zeros(40, 72))[1]()
+
+
 def _split(recorder: Recorder) -> None:
     import torch
 
@@ -137,6 +150,7 @@ if importlib.util.find_spec(DET):
         Program("deterministic gemm", "own programs", lambda: _case(DET, _det)),
         Program("gradients of a projection", "own programs", lambda: _case(DET, _backward)),
         Program("router", "own programs", lambda: _case(DET, _router)),
+        Program("weight gradient of the router", "own programs", lambda: _case(DET, _router_wgrad)),
     ]
 if importlib.util.find_spec(SPLIT):
     PROGRAMS.append(Program("split gemm", "own programs", lambda: _case(SPLIT, _split)))

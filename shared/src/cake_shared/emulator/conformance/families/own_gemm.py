@@ -113,8 +113,8 @@ def _router_wgrad(recorder: Recorder) -> None:
     from dense_projection_det_gemm.cuda import GemmBackend
 
     generator = torch.Generator().manual_seed(0)
-    g, x = torch.randn(70, 40, generator=generator), torch.randn(70, 72, generator=generator)
-    problem = RouterProblem(m=40, n=72, k=70, a_major="m", b_major="n", a_terms=3, b_terms=3, target="cuda")
+    g, x = torch.randn(600, 40, generator=generator), torch.randn(600, 72, generator=generator)
+    problem = RouterProblem(m=40, n=72, k=600, a_major="m", b_major="n", a_terms=3, b_terms=3, target="cuda")
     backend = GemmBackend(recorder.module, "sm_90a", MULTIPROCESSORS, lambda: 0)
     backend.router.prepare(problem, g.t(), x, torch.zeros(40, 72))[1]()
 

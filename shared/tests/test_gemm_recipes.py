@@ -211,3 +211,31 @@ def test_forgetting(gpu):
             family.launcher.recipes.forget()
         assert_bitwise_equal(family.forward(X, W, None, None), family.forward(X, W, None, None))
         assert device.prepared == expected
+
+
+def test_both_gradients_take_the_short_way(gpu):
+    family, device = gpu
+    for scale in (1, 2, 3):
+        g, x, w = G * scale, X * scale, W * scale
+        dx, dw = family.backward(g, x, w, None, FP32, False, None)
+        assert_near(dx, oracle.dgrad(g, w), 3e-3)
+        assert_near(dw, oracle.wgrad(g, x), 3e-3)
+    assert (device.prepared, device.launched) == (1, 6)
+    total = torch.zeros(72, 136)
+    for _ in range(3):
+        assert family.backward(G, X, W, total, None, True, None)[1] is total
+    assert_near(total, 3 * oracle.wgrad(G, X), 3e-3)
+    assert device.prepared == 2
+    family.backward(G, X, W, None, BF16, False, None)
+    assert device.prepared == 3
+
+
+def test_what_is_not_dense_is_refused_by_name(gpu):
+    family, _ = gpu
+    for _ in range(2):
+        family.backward(G, X, W, None, FP32, False, None)
+        family.dgrad(G, W, None)
+        with pytest.raises(TypeError, match=r"^w: got layout"):
+            family.backward(G, X, W.to_sparse(), None, FP32, False, None)
+        with pytest.raises(TypeError, match=r"^w: got layout"):
+            family.dgrad(G, W.to_sparse(), None)

@@ -172,6 +172,14 @@ def test_status_check_write_check(checkout, capsys):
     assert status_table("cake_probe_with") in readme
 
 
+def test_status_says_which_version_was_measured(checkout):
+    path = checkout / "packages" / "cake_probe_with" / "benchmarks" / "results" / "r.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cake_probe_with": "0.1.0"}))
+    assert program.main(["status", "--write"]) == 0
+    readme = (path.parents[2] / "README.md").read_text()
+    assert "measured (0.1.0, NVIDIA H200, 2026-11-30), emulated" in readme
+
+
 def test_status_needs_its_marks(checkout, capsys):
     (checkout / "packages" / "cake_probe_with" / "README.md").write_text("# title\n")
     assert program.main(["status", "--write", "cake_probe_with"]) == 1

@@ -224,6 +224,10 @@ def test_tangents_of_the_incoming_gradient_and_of_results_are_refused():
         dual = torch.autograd.forward_ad.make_dual(g, torch.ones_like(g))
         with pytest.raises(RuntimeError, match=r"^gradient: got a tensor with a forward-mode tangent"):
             torch.autograd.grad(y, x_leaf, dual)
+        logits = det.router_forward(x_leaf, w.float())
+        dual = torch.autograd.forward_ad.make_dual(g.float(), torch.ones(g.shape))
+        with pytest.raises(RuntimeError, match=r"^gradient: got a tensor with a forward-mode tangent"):
+            torch.autograd.grad(logits, x_leaf, dual)
         dw = torch.autograd.forward_ad.make_dual(torch.zeros(24, 40), torch.ones(24, 40))
         with pytest.raises(RuntimeError, match=r"^dw: got a tensor with a forward-mode tangent"):
             det.projection_backward(g, x, w, dw)

@@ -248,13 +248,21 @@ def require_programs(package: str, architecture: str) -> tuple[Record, ...]:
     return tuple(program_for(package, stage, architecture) for stage in stages)
 
 
-def _cell(record: Record | None) -> str:
+def _measured_version(package: str, root: Path | None, result: str) -> str:
+    """The version of a package that a result file is of, to stand in a list; "" where nothing says it."""
+    path = None if root is None else root / result
+    version = json.loads(path.read_text()).get(package) if path is not None and path.is_file() else None
+    return f"{version}, " if version else ""
+
+
+def _cell(package: str, record: Record | None, root: Path | None) -> str:
     if record is None:
         return "no program yet"
     kinds = {evidence.kind: evidence for evidence in record.evidence}
     parts = []
     if "measured" in kinds:
-        parts.append(f"measured ({kinds['measured'].gpu}, {kinds['measured'].date})")
+        measured = kinds["measured"]
+        parts.append(f"measured ({_measured_version(package, root, measured.result)}{measured.gpu}, {measured.date})")
     if "emulated" in kinds:
         parts.append("emulated")
     if "compiled" in kinds:
@@ -262,8 +270,16 @@ def _cell(record: Record | None) -> str:
     return ", ".join(parts) or "not checked"
 
 
-def status_table(package: str) -> str:
-    """Return the Markdown table of a package's stages by architecture, as its records state it."""
+def status_table(package: str, root: Path | None = None) -> str:
+    """Return the Markdown table of a package's stages by architecture, as its records state it.
+
+    Parameters
+    ----------
+    package
+        Import name.
+    root
+        The package's folder in the checkout: with it the table says which version each result file is of.
+    """
     programs = programs_of(package)
     if not programs.stages:
         return "No CUDA programs of its own."
@@ -274,7 +290,7 @@ def status_table(package: str) -> str:
     for stage, writes in programs.stages.items():
         by_architecture = {record.architecture: record for record in programs.records if record.stage == stage}
         names = dict.fromkeys(f"{record.program} ({record.kind})" for record in by_architecture.values())
-        cells = [_cell(by_architecture.get(architecture)) for architecture in TARGETS]
+        cells = [_cell(package, by_architecture.get(architecture), root) for architecture in TARGETS]
         lines.append(f"| {stage} | {writes} | {', '.join(names) or 'none'} | " + " | ".join(cells) + " |")
     if any(record.kind == "portable" for record in programs.records):
         lines += [
@@ -329,7 +345,7 @@ def _update_status(package: str, folder: Path, write: bool) -> list[str]:
         return [f"{readme}: no lines {STATUS_BEGIN} and {STATUS_END} to put the status between"]
     head, rest = text.split(STATUS_BEGIN, 1)
     tail = rest.split(STATUS_END, 1)[1]
-    fresh = f"{head}{STATUS_BEGIN}\n{status_table(package)}\n{STATUS_END}{tail}"
+    fresh = f"{head}{STATUS_BEGIN}\n{status_table(package, folder)}\n{STATUS_END}{tail}"
     if fresh == text:
         return []
     if write:

@@ -132,8 +132,7 @@ def projection_wgrad(g, x, out=None, out_dtype=None, accumulate=False, *, determ
 def projection_backward(g, x, w, dw=None, out_dtype=None, accumulate=False, *, deterministic=True, backend=None):
     """Both gradients of `projection_forward`: `g @ w` and `g.T @ x`, which run side by side on sm_90a.
 
-    The same bits as `projection_dgrad` and `projection_wgrad` of `deterministic=True`; on an H200 less time than
-    the two.
+    The same bits as `projection_dgrad` and `projection_wgrad` of `deterministic=True`.
 
     Parameters
     ----------

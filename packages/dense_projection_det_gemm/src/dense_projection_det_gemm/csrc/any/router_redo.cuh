@@ -131,7 +131,8 @@ __device__ __forceinline__ void compute_special(const RouterOutParams& p, RedoSm
 }
 
 // The same as a function of its own, so that its registers are none of the others'.
-inline __device__ __noinline__ void compute_special_apart(const RouterOutParams& p, RedoSmem& smem, int first_row, int64_t row0, int column0) {
+inline __device__ __noinline__ void compute_special_apart(const RouterOutParams& p, RedoSmem& smem, int first_row, int64_t row0,
+                                                          int column0) {
   compute_special(p, smem, first_row, row0, column0);
 }
 

@@ -38,8 +38,8 @@ struct PairItem {
     if (!factor) column -= kHeadDim;
   }
 
-  // Nothing is entered from a last segment, and the entry state of a first one is known: its exit state says it all. An M that `forgets` calls zero
-  // nobody reads, and an N that M takes nothing to, which no M takes further, chunk_output makes where it needs it. By a warp.
+  // Nothing is entered from a last segment, and the entry state of a first one is known: its exit state says it all. An M that `forgets`
+  // calls zero nobody reads, and an N that M takes nothing to, which no M takes further, chunk_output makes where it needs it. By a warp.
   __device__ __forceinline__ bool exists(const ChainParams& chain) const {
     if (segment.sequence < 0 || segment.last()) return false;
     const float* scalars = chain.scalars;

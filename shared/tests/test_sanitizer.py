@@ -31,26 +31,40 @@ def tool(folder, text):
 
 
 def test_all_four_tools_run_and_are_quoted(tmp_path, monkeypatch):
-    tool(tmp_path, "import sys; print('========= ERROR SUMMARY:', len([a for a in sys.argv if 'race' in a]), 'errors')")
+    tool(tmp_path, "import sys; print('========= ERROR SUMMARY:', sys.argv.count('racecheck'), 'errors')")
     monkeypatch.setenv("PATH", str(tmp_path))
-    said, clean = sanitizer.sanitize(tmp_path / "script.py")
+    found, clean = sanitizer.sanitize(tmp_path / "script.py")
+    said = {name: found[name]["said"] for name in sanitizer.TOOLS}
     assert said == {"memcheck": "0 errors", "racecheck": "1 errors", "initcheck": "0 errors", "synccheck": "0 errors"}
     assert not clean
+
+
+def test_reports_and_the_version_are_kept(tmp_path, monkeypatch, capsys):
+    text = f"import sys\nprint('Version 2026.4' if '--version' in sys.argv else {READS!r} * ('initcheck' in sys.argv))"
+    tool(tmp_path, text)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found, clean = sanitizer.sanitize(tmp_path / "script.py")
+    assert not clean
+    assert found["version"] == "Version 2026.4"
+    reports = {"Uninitialized __global__ memory read of size 4 bytes at use.cuh:9": 2}
+    assert found["initcheck"] == {"said": "2 errors", "reports": reports}
+    assert found["memcheck"] == {"said": "no summary, exit status 0", "reports": {}}
+    assert "in use.cuh:9" in capsys.readouterr().err
 
 
 def test_a_tool_that_says_nothing_or_never_ends_is_no_clean_run(tmp_path, monkeypatch):
     tool(tmp_path, "import sys, time; time.sleep(60 if 'memcheck' in sys.argv else 0)")
     monkeypatch.setenv("PATH", str(tmp_path))
-    said, clean = sanitizer.sanitize(tmp_path / "script.py", seconds=1.0)
+    found, clean = sanitizer.sanitize(tmp_path / "script.py", seconds=1.0)
     assert not clean
-    assert said["memcheck"] == "not run to its end within 1 s"
-    assert said["synccheck"] == "no summary, exit status 0"
+    assert found["memcheck"]["said"] == "not run to its end within 1 s"
+    assert found["synccheck"]["said"] == "no summary, exit status 0"
 
 
 def test_without_the_tool_nothing_is_claimed(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    said, clean = sanitizer.sanitize(tmp_path / "script.py")
-    assert set(said.values()) == {"not run: compute-sanitizer is not on PATH"}
+    found, clean = sanitizer.sanitize(tmp_path / "script.py")
+    assert [found[name]["said"] for name in sanitizer.TOOLS] == ["not run: compute-sanitizer is not on PATH"] * 4
     assert not clean
 
 

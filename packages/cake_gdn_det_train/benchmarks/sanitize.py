@@ -14,7 +14,6 @@ import argparse
 import datetime
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,13 +33,10 @@ from cake_shared.target import target_of
 from cake_shared.testing.gdn_cuda import moved, portable_backend, rule_through
 from cake_shared.testing.gdn_inputs import GdnCase, base, packed, states
 from cake_shared.testing.gdn_run import run
-from cake_shared.testing.sanitizer import TOOLS, ToolRun, ToolSaid, run_side_by_side
+from cake_shared.testing.sanitizer import TOOLS, WORDS, ToolRun, ToolSaid, run_side_by_side, version_of
 
 PACKAGE = "cake_gdn_det_train"
 WIDE, NARROW = 3, 1000  # multiprocessors that the plan counts with: chains of 8 or of 4 warps
-# The tools count barriers in the compiler's notes, which say one for an array of them; what they do not count they do
-# not follow.
-WORDS = ("--print-limit", "1000", "--show-backtrace", "device", "--num-cuda-barriers", "128")
 NOTE = (
     "Of native programs racecheck reports pairs of accesses: behind one of them stand __syncwarp and the arrival of "
     "one lane at an mbarrier, before the other a wait for it. The tool seems to follow the arriving lane's accesses "
@@ -161,13 +157,6 @@ def in_order(sets: dict[str, list[str]], tools: list[str]) -> list[tuple[str, st
     return sorted(runs, key=lambda x: (not is_long(*x[1:3]), not must_find_nothing(*x[:2])))
 
 
-def sanitizer_version(sanitizer: str) -> str:
-    """The tool's version, as it says it."""
-    said = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout
-    lines = [line for line in said.splitlines() if line.startswith("Version")]
-    return lines[0] if lines else "not known"
-
-
 class Findings:
     """What the tools have said so far, written when each of them ends."""
 
@@ -232,7 +221,7 @@ def main() -> int:
         "commit": options.commit or commit(Path(__file__).resolve().parents[3]),
         "torch": torch.__version__,
         "nvcc": manifest["compiler"],
-        "compute_sanitizer": sanitizer_version(options.sanitizer),
+        "compute_sanitizer": version_of(options.sanitizer),
         "words": list(WORDS),
     }
     kept = Path(__file__).parent / "results" / f"sanitizer_{gpu_name()}.json"

@@ -3,9 +3,11 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+# The tools count barriers in the compiler's notes, which say one for an array of them; what they do not count they do
+# not follow.
+WORDS = ("--print-limit", "1000", "--show-backtrace", "device", "--num-cuda-barriers", "128")
 # What a tool's output holds of one report: a pair of accesses, or a kind of fault, and where.
 _RACE = re.compile(r"Race reported between (\w+) access at .*? in (\S+)")
 _OTHER_ACCESS = re.compile(r"and (\w+) access at .*? in (\S+)")
@@ -143,10 +148,15 @@ def run_side_by_side(
             process.wait()
 
 
-def sanitize(script: Path, seconds: float = 150.0) -> tuple[dict[str, str], bool]:
-    """Run `script --launch` under every tool.
+def version_of(sanitizer: str = "compute-sanitizer") -> str:
+    """The tool's version, as it says it."""
+    said = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout
+    lines = [line for line in said.splitlines() if line.startswith("Version")]
+    return lines[0] if lines else "not known"
 
-    Every tensor has an allocation of its own there, so that a tool sees where one ends and which was written.
+
+def sanitize(script: Path, seconds: float = 150.0) -> tuple[dict[str, object], bool]:
+    """Run `script --launch` under every tool.
 
     Parameters
     ----------
@@ -158,32 +168,25 @@ def sanitize(script: Path, seconds: float = 150.0) -> tuple[dict[str, str], bool
     Returns
     -------
     tuple
-        The last summary line by tool, and whether all of them found nothing. What was found goes to standard error.
+        The tool's version, and by tool its summary and its reports by place; and whether all of them found nothing.
+        The end of what a tool printed that found something goes to standard error.
     """
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    begin, started, said, clean = time.monotonic(), {}, {}, True
-    for tool in TOOLS:
-        command = ["compute-sanitizer", "--tool", tool, "--print-limit", "20", sys.executable, str(script), "--launch"]
-        try:
-            started[tool] = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-            )
-        except FileNotFoundError:
-            said[tool], clean = "not run: compute-sanitizer is not on PATH", False
-    for tool, process in started.items():
-        try:
-            output, _ = process.communicate(timeout=max(begin + seconds - time.monotonic(), 1.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            said[tool], clean = f"not run to its end within {seconds:.0f} s", False
-            continue
-        lines = re.findall(r"SUMMARY: (.*)", output)
-        said[tool] = lines[-1].strip() if lines else f"no summary, exit status {process.returncode}"
-        if process.returncode or not found_nothing(said[tool]):
-            clean = False
-            print(f"{tool}:\n{output[-6000:]}", file=sys.stderr)
-    return said, clean
+    if shutil.which("compute-sanitizer") is None:
+        return {tool: {"said": "not run: compute-sanitizer is not on PATH", "reports": {}} for tool in TOOLS}, False
+    found, clean = {"version": version_of()}, True
+    with tempfile.TemporaryDirectory() as folder:
+
+        def note(run: ToolRun, said: ToolSaid):
+            nonlocal clean
+            found[run.tool] = {"said": said.summary, "reports": said.reports}
+            if not said.nothing:
+                clean = False
+                print(f"{run.tool}:\n{run.log.read_text(errors='replace')[-6000:]}", file=sys.stderr)
+
+        command = (sys.executable, str(script), "--launch")
+        runs = [ToolRun((tool,), tool, command, Path(folder) / f"{tool}.txt") for tool in TOOLS]
+        run_side_by_side(runs, note, workers=len(TOOLS), seconds=seconds, each=seconds, extra=WORDS)
+    return found, clean
 
 
 def found_nothing(summary: str) -> bool:

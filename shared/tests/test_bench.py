@@ -12,6 +12,8 @@ from cake_shared.bench.plot import plot_ratios
 from cake_shared.bench.result import BEGIN, END, StaleReadmeError, update_readme, write_whole
 from cake_shared.bench.timing import SAME_ARM, RefusedToTime, admitted, compare, time_arms
 
+VERDICTS = ("ours is faster", "at parity", "ours is slower")
+
 
 def arm(name, log=None):
     return Arm(name, lambda: lambda: log.append(name) if log is not None else None)
@@ -172,13 +174,14 @@ def test_a_suite_runs_from_its_script_to_the_readme(tmp_path):
     command = [sys.executable, "-m", "cake_shared.bench", "run", "a-package", "--write"]
     finished = subprocess.run(command, cwd=script.parent, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert "ours is faster" in finished.stdout
+    said = [verdict for verdict in VERDICTS if verdict in finished.stdout]  # which one, a busy machine decides
+    assert len(said) == 1
     result = Result.load(script.parent / "results" / "cpu.json")
     assert [len(run["peer"]) for run in result.data["times"]["summing"]["samples_ms"]] == [7, 7]
     assert (script.parent / "results" / "cpu.png").read_bytes()[:4] == b"\x89PNG"
     assert readme(tmp_path, check=True) == 0
     target = tmp_path / "packages" / "a_package" / "README.md"
-    target.write_text(target.read_text().replace("ours is faster", "ours is much faster"))
+    target.write_text(target.read_text().replace(said[0], "ours is much faster"))
     assert readme(tmp_path, check=True) == 1
 
 

@@ -96,6 +96,12 @@ def test_reports_are_counted_by_place():
     assert sanitizer.summary_of(READS, 0) == ("2 errors", False)
 
 
+def test_a_launch_that_fails_is_no_clean_run():
+    text = "========= ERROR SUMMARY: 0 errors\n"
+    assert sanitizer.summary_of(text, 0) == ("0 errors", True)
+    assert sanitizer.summary_of(text, 1) == ("0 errors, exit status 1", False)
+
+
 def tool_runs(folder, names):
     return [sanitizer.ToolRun((name,), "memcheck", (name,), folder / f"{name}.txt") for name in names]
 

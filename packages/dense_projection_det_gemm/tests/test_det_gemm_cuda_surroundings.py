@@ -1,7 +1,10 @@
 """The CUDA programs among what surrounds them: graphs, streams, devices, compile, checkpointing, modules, errors."""
 
 import contextlib
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -375,3 +378,9 @@ def test_plans_name_program_and_architecture():
     assert plan.problem.target != "cpu"
     assert plan.stage
     assert repr(plan)
+
+
+def test_what_compute_sanitizer_is_given_runs_to_its_end():
+    script = Path(__file__).parents[1] / "benchmarks" / "check_gemm.py"
+    finished = subprocess.run([sys.executable, str(script), "--launch"], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

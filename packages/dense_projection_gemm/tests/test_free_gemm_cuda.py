@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -277,3 +280,9 @@ def test_what_is_measured_runs_its_split_program():
         assert isinstance(prepared.plan, SplitPlan), values
         prepared.launch()
         assert_rounded_once(out, a, b)
+
+
+def test_what_compute_sanitizer_is_given_runs_to_its_end():
+    script = Path(__file__).parents[1] / "benchmarks" / "check_split.py"
+    finished = subprocess.run([sys.executable, str(script), "--launch"], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

@@ -67,7 +67,9 @@ def reports_of(output: str) -> dict[str, int]:
 def summary_of(output: str, status: int) -> tuple[str, bool]:
     """The last summary line, and whether the tool found nothing."""
     lines = [line for line in re.findall(r"SUMMARY: (.*)", output) if "not printed" not in line]
-    said = lines[-1].strip() if lines else f"no summary, exit status {status}"
+    said = lines[-1].strip() if lines else "no summary"
+    if status or not lines:
+        said += f", exit status {status}"
     return said, status == 0 and bool(lines) and found_nothing(said)
 
 

@@ -18,7 +18,7 @@ inline constexpr float kDeferredBelow = 0x1p-40f;
 
 // Persistent: as many CTAs as there are multiprocessors, which moves no bit.
 inline constexpr int kTokenGradientsSm90Threads = 512;
-inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 231424;
+inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 230400;
 
 // The maps are those of MappedChainParams. Rows that stand for several have none.
 CAKE_HOST_DEVICE constexpr bool mappable(const TokenRows& rows) {

@@ -217,6 +217,21 @@ def test_betas_that_nothing_can_be_divided_by(gdn, emulated, architecture):
 
 
 @pytest.mark.parametrize("architecture", TARGETS)
+def test_gradients_of_small_betas(gdn, emulated, architecture):
+    """Tokens that hardly write, between others, have gradients of beta as accurate as those of the others."""
+    case = base(130, 1, 2)
+    beta = case.beta.clone()
+    for place, exponent in enumerate((-8, -10, -11, -16, -30)):
+        beta[:, 2 + place :: 11] = 2.0**exponent
+    case = case.with_(beta=beta)
+    results = _run_in(emulated, architecture, case, ORDERS[1])["dbeta"]
+    expected = run(gdn.rule, widened(case))["dbeta"]
+    for place in range(11):
+        error = (results[:, place::11] - expected[:, place::11]).norm() / expected[:, place::11].norm()
+        assert float(error) <= LIMIT, f"{place}: {float(error):.2e}"
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
 def test_betas_below_zero(gdn, emulated, architecture):
     """They write what they should, next to zero too, and so do the tokens between them."""
     case = base(100, 1, 2)

@@ -68,7 +68,7 @@ __device__ __forceinline__ int warp_index() { return __shfl_sync(~0u, threadIdx.
 // Tokens whose beta is too small to divide by, see kDeferredBelow.
 __device__ __forceinline__ bool is_deferred(float beta) { return fabsf(beta) < kDeferredBelow; }
 // Whether a row of U is V' / beta, and not V' itself.
-__device__ __forceinline__ bool is_divided(float beta) { return beta >= kDeferredBelow; }
+__device__ __forceinline__ bool is_divided(float beta) { return beta >= kDividedFrom; }
 
 using Fragment = float[32];  // 64 x 64 of a warpgroup
 

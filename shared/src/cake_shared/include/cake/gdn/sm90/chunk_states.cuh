@@ -4,7 +4,7 @@
 //
 // What beta X loses in BF16 is added to V': T's diagonal is 1. So U is V, to the last digit, where nothing is taken from it.
 // reads   k, v, T, scalars, initial states, entry states of segments
-// writes  S0 and U of every chunk as BF16 tiles; U of tokens whose beta is too small to divide by is V'. A later half is reached from the
+// writes  S0 and U of every chunk as BF16 tiles; U of tokens whose beta is below kDividedFrom is V'. A later half is reached from the
 //         segment's entry: the chunks before it are run, and nothing of them is written
 // start   beside value_gradients, before which all that this reads was made: it waits for its predecessor when it is done
 // warps   one or two warpgroups that run the chain; of one more, warps 0 and 1 copy rows, warps 2 and 3 store S0 and U of a warpgroup each

@@ -7,9 +7,10 @@
 //   dg_t = sum_{i >= t > j} E_ij + sum_{i >= t} in_i + sum_{j < t} end_j + gamma_C <dS1, S0>
 //
 // V' comes as U = V' / beta, U_i = X_i - sum_j (Gamma K K^T)_ij V'_j over j < i; its products get beta with the gates, Gamma_ij beta_j =
-// 2^(b_i - (b_j - log2 beta_j)). Where beta is below 2^-40 a row of U is V' itself. dV is beta dR. Where |beta| is below that, too,
-// the row of dV holds dR: there M = beta N, N = -strict_lower(dR V'^T) Gamma, dbeta_i = dR_i . V_i - gamma_i k_i . (dR S0^T)_i +
-// sum_j N_ij (K K^T)_ij, and the warp that finishes the head puts dv into the row.
+// 2^(b_i - (b_j - log2 beta_j)). Where beta is below kDividedFrom a row of U is V' itself, and
+//   dbeta_i = (dV_i . V_i - gamma_i k_i . (dV S0^T)_i + sum_j M_ij (K K^T)_ij) / beta_i
+// dV is beta dR. Where |beta| is too small to divide by, the row of dV holds dR: there M = beta N, N = -strict_lower(dR V'^T) Gamma, the
+// sums for dbeta are of dR and N and not divided, and the warp that finishes the head puts dv into the row.
 //
 // Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers. A third one makes
 // dP, M + M^T, and the sums of E, up to a head ahead of them. In a fourth, warp 12 fetches tiles by bulk copy, warp 13 copies rows of
@@ -115,20 +116,20 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       rows_times_rows(y, grad_v, writes);
       ptx::wgmma_commit();
       ptx::named_barrier_sync(4, kWarpgroupThreads);  // columns
-      const bool defers = any_deferred(scalars[kBeta], item.tokens, at);
+      const bool undivided = any_undivided(scalars[kBeta], item.tokens, at);
       ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
 
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(x);
       ptx::wgmma_keep(y);
       Rows of_beta = diagonal(y, place.block, at);
-      if (defers) {
+      if (undivided) {
         const Rows values = dot_values(smem.slot[tiles.slot(kGradV)], p.v, place_of(item.first_token, p.heads.tokens_per_row), item.tokens,
                                        item.key_head * p.heads.group + member, at);
         const Rows pairs = sum_interactions(y, key_key, scalars[kLog2Decay], columns, place.block, at);
         const Rows beta = of_rows(scalars[kBeta], at.row);
-        if (is_deferred(beta.x)) of_beta.x = __fadd_rn(values.x, pairs.x);
-        if (is_deferred(beta.y)) of_beta.y = __fadd_rn(values.y, pairs.y);
+        if (!is_divided(beta.x)) of_beta.x = __fadd_rn(values.x, pairs.x);
+        if (!is_divided(beta.y)) of_beta.y = __fadd_rn(values.y, pairs.y);
       }
       if (has_diagonal(at)) {
         sums.beta[at.row] = of_beta.x;

@@ -153,11 +153,13 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
     store_scalar(p.grad_gate, token, head, grad_gate);
     const float beta = scalars[kBeta][row];
     float grad_beta = sums.beta[row];
-    if (is_deferred(beta)) {
+    if (!is_divided(beta)) {
       grad_beta = __fsub_rn(grad_beta, __fadd_rn(sums.key_residual[0][row], sums.key_residual[1][row]));
+    }
+    if (is_deferred(beta)) {
       finish_deferred_row(p, token, head, beta);
     } else {
-      grad_beta = __fdiv_rn(grad_beta, is_divided(beta) ? beta : __fmul_rn(beta, beta));
+      grad_beta = __fdiv_rn(grad_beta, beta);
     }
     if (p.beta_top != 0.f) {
       grad_beta = __fmul_rn(grad_beta, __fmul_rn(beta, __fsub_rn(1.f, __fdiv_rn(beta, p.beta_top))));

@@ -235,13 +235,13 @@ __device__ __forceinline__ Rows diagonal(const Fragment& z, int block, const Pla
 }
 __device__ __forceinline__ bool has_diagonal(const Place& at) { return at.lane >> 3 == at.c; }
 
-// Whether one of the warp's rows of dV holds dR.
-__device__ __forceinline__ bool any_deferred(const float (&beta)[kChunk], int tokens, const Place& at) {
+// Whether one of the warp's rows of U is V' itself.
+__device__ __forceinline__ bool any_undivided(const float (&beta)[kChunk], int tokens, const Place& at) {
   const int row = 16 * at.block + (at.lane & 15);
-  return __any_sync(~0u, row < tokens && is_deferred(beta[row]));
+  return __any_sync(~0u, row < tokens && !is_divided(beta[row]));
 }
 
-// dR . V of the thread's rows, V from global memory, in lanes that have diagonals: those of dR V^T. Where it is rare.
+// dV . V of the thread's rows, V from global memory, in lanes that have diagonals: those of dV V^T. Where it is rare.
 __device__ __forceinline__ Rows dot_values(const char* grad_rows, const TokenRows& values, TokenPlace first, int tokens, int head,
                                            const Place& at) {
   const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 16 * at.c;

@@ -72,7 +72,7 @@ struct Sums {
   float entering[2][kChunk];
   float leaving[2][kChunk];
   float key_residual[2][kChunk];  // gamma k . (dV S0^T)
-  float beta[kChunk];             // dV . U; of rows that hold dR: dR . V - sum_j (dR V'^T)_ij Gamma_ij (K K^T)_ij
+  float beta[kChunk];             // dV . U; of rows whose U is V': dV . V - sum_j (dV V'^T)_ij Gamma_ij (K K^T)_ij
   float state_dot[kProductWarps];
 };
 

@@ -187,6 +187,20 @@ def test_gradients_keep_what_bf16_operands_lose(gdn, emulated, architecture, gat
         assert error <= limit, f"{name}: {error:.2e}"
 
 
+@pytest.mark.parametrize(
+    ("gate", "limits"),
+    [("Gqwen", {"dq": 2.5e-3, "dk": 2.6e-3, "dbeta": 1.8e-3}), ("Gmild", {"dk": 3.05e-3, "dbeta": 3e-3})],
+)
+def test_native_gradients_keep_the_digits_of_values(gdn, emulated, gate, limits):
+    """What a token writes, divided by its beta, is its value where little is taken from it: one rounding less."""
+    case = _with_states(base(130, 1, 2, gate=gate), 1)
+    results = _run_in(emulated, "sm_90a", case, ORDERS[1])
+    expected = run(gdn.rule, widened(case))
+    for name, limit in limits.items():
+        error = float((results[name].double() - expected[name]).norm() / expected[name].norm())
+        assert error <= limit, f"{name}: {error:.2e}"
+
+
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_betas_that_nothing_can_be_divided_by(gdn, emulated, architecture):
     """Of 0 and next to it: gradients are float64's, those of beta among them, which are not small."""
@@ -200,6 +214,50 @@ def test_betas_that_nothing_can_be_divided_by(gdn, emulated, architecture):
     for tokens in (slice(None, None, 3), slice(1, None, 9), slice(80, None)):
         error = (results["dbeta"][:, tokens] - expected[:, tokens]).norm() / expected[:, tokens].norm()
         assert float(error) <= 2 * LIMIT, f"{tokens}: {float(error):.2e}"
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_gradients_of_small_betas(gdn, emulated, architecture):
+    """Tokens that hardly write, between others, have gradients of beta as accurate as those of the others."""
+    case = base(130, 1, 2)
+    beta = case.beta.clone()
+    for place, exponent in enumerate((-8, -10, -11, -16, -30)):
+        beta[:, 2 + place :: 11] = 2.0**exponent
+    case = case.with_(beta=beta)
+    results = _run_in(emulated, architecture, case, ORDERS[1])["dbeta"]
+    expected = run(gdn.rule, widened(case))["dbeta"]
+    for place in range(11):
+        error = (results[:, place::11] - expected[:, place::11]).norm() / expected[:, place::11].norm()
+        assert float(error) <= LIMIT, f"{place}: {float(error):.2e}"
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_betas_below_zero(gdn, emulated, architecture):
+    """They write what they should, next to zero too, and so do the tokens between them."""
+    case = base(100, 1, 2)
+    beta = case.beta.clone()
+    beta[:, ::5] *= -1.0
+    beta[:, 7] = -1e-30
+    case = case.with_(beta=beta)
+    results = _run_in(emulated, architecture, case, ORDERS[1])
+    assert_accurate(results, case, LIMIT)
+    expected = run(gdn.rule, widened(case))["dbeta"][:, ::5]
+    assert float((results["dbeta"][:, ::5] - expected).norm() / expected.norm()) <= 2 * LIMIT
+
+
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_a_beta_that_nothing_can_be_divided_by_moves_no_other_row(emulated, architecture):
+    """A token that reads, writes and gives nothing changes no bit of the others, whatever its beta."""
+    case = base(100, 1, 2)
+    rows = {name: getattr(case, name).clone() for name in ("q", "k", "v", "do", "beta")}
+    for name in ("q", "k", "v", "do"):
+        rows[name][:, 20] = 0.0
+    case = case.with_(**rows)
+    plain = _run_in(emulated, architecture, case, ORDERS[1])
+    rows["beta"][:, 20] = 0.0
+    deferred = _run_in(emulated, architecture, case.with_(beta=rows["beta"].clone()), ORDERS[1])
+    for key, value in plain.items():
+        assert_bitwise_equal(deferred[key], value, key)
 
 
 def _closing(tokens, closed):

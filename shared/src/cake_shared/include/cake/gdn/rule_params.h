@@ -142,7 +142,7 @@ struct ChainParams {
   const float* scalars;
   char* entry_states;      // S0 of every chunk, transposed (V x K)
   char* residuals;         // X tiles
-  char* writes;            // V' tiles
+  char* writes;            // V' tiles; of native programs U = V' / beta
   States initial, final;
   float* segment_entries;  // [slots, value_heads, V, K] FP32: entry states; from segment_pairs, N of the segment before
   float* segment_factors;  // [slots, value_heads, K, K] FP32: M transposed; native programs leave out what gates forget

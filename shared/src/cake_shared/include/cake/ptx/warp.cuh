@@ -83,6 +83,27 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
+// log2 x, error below 2^-22 of 1 or of itself; of normal numbers above zero.
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// The transpose of a matrix of 8 x 8 that a warp holds, a row in four lanes.
+__device__ __forceinline__ uint32_t transposed(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+// 1 / x, error of one ulp.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Rounds two FP32 numbers to BF16; `low` takes the low half, which is the lower column of a fragment.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;

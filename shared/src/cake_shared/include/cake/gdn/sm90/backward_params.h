@@ -16,9 +16,13 @@ CAKE_HOST_DEVICE constexpr uint32_t chunk_states_sm90_smem_bytes(int groups) { r
 // Tokens of a smaller beta have dR in their row of dv between value_gradients and token_gradients: dR cannot be had from beta dR there.
 inline constexpr float kDeferredBelow = 0x1p-40f;
 
+// From this beta on chunk_states stores V' / beta, and the gradient of beta is made of that. Below it T's row, whose elements beside the
+// diagonal are of beta's size, may not have the digits for it.
+inline constexpr float kDividedFrom = 0x1p-10f;
+
 // Persistent: as many CTAs as there are multiprocessors, which moves no bit.
 inline constexpr int kTokenGradientsSm90Threads = 512;
-inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 231424;
+inline constexpr uint32_t kTokenGradientsSm90SmemBytes = 230400;
 
 // The maps are those of MappedChainParams. Rows that stand for several have none.
 CAKE_HOST_DEVICE constexpr bool mappable(const TokenRows& rows) {

@@ -65,6 +65,11 @@ __device__ __forceinline__ void copy_rows_slowly(char* shared_tile, const TokenR
 // The warp's index as a value that the compiler knows to be uniform.
 __device__ __forceinline__ int warp_index() { return __shfl_sync(~0u, threadIdx.x >> 5, 0); }
 
+// Tokens whose beta is too small to divide by, see kDeferredBelow.
+__device__ __forceinline__ bool is_deferred(float beta) { return fabsf(beta) < kDeferredBelow; }
+// Whether a row of U is V' / beta, and not V' itself.
+__device__ __forceinline__ bool is_divided(float beta) { return beta >= kDividedFrom; }
+
 using Fragment = float[32];  // 64 x 64 of a warpgroup
 
 // Steps of 16 along the contraction of an operand whose rows hold it: columns of a token tile, in two blocks.

@@ -1,14 +1,15 @@
 // chunk_states_sm90: what the backward needs of the forward chain of one segment, value head and 64 or 128 value columns.
 //
-//   X  = V - gamma (K S0)      V' = T (beta X)      S1 = gamma_C S0 + (e K)^T V'
+//   X  = V - gamma (K S0)      V' = T (beta X)      U = V' / beta      S1 = gamma_C S0 + (e K)^T V'
 //
+// What beta X loses in BF16 is added to V': T's diagonal is 1. So U is V, to the last digit, where nothing is taken from it.
 // reads   k, v, T, scalars, initial states, entry states of segments
-// writes  S0 and V' of every chunk as BF16 tiles. A later half is reached from the segment's entry: the chunks before it are run, and
-//         nothing of them is written
+// writes  S0 and U of every chunk as BF16 tiles; U of tokens whose beta is below kDividedFrom is V'. A later half is reached from the
+//         segment's entry: the chunks before it are run, and nothing of them is written
 // start   beside value_gradients, before which all that this reads was made: it waits for its predecessor when it is done
-// warps   one or two warpgroups that run the chain; of one more, warps 0 and 1 copy rows, warps 2 and 3 store S0 and V' of a warpgroup each
-// barriers  full[stage]: rows and tiles arrived; free[stage]: V' has left it, the last that a warpgroup does with it
-//           state_full, tokens_full: a warpgroup's S0 is staged; V' is in its stage, and the chunk's products are done
+// warps   one or two warpgroups that run the chain; of one more, warps 0 and 1 copy rows, warps 2 and 3 store S0 and U of a warpgroup each
+// barriers  full[stage]: rows and tiles arrived; free[stage]: U has left it, the last that a warpgroup does with it
+//           state_full, tokens_full: a warpgroup's S0 is staged; U is in its stage, and the chunk's products are done
 #pragma once
 
 #include "cake/gdn/sm90/backward_chain.cuh"
@@ -33,6 +34,9 @@ static_assert(sizeof(StatesSmem<2>) <= chunk_states_sm90_smem_bytes(2) && sizeof
 
 inline constexpr int kFeedingWarps = 2;
 
+// What makes U of V'.
+__device__ __forceinline__ float by_write_strength(float beta) { return is_divided(beta) ? ptx::reciprocal_approx(beta) : 1.f; }
+
 template <int kGroups>
 __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int thread) {
   using Smem = StatesSmem<kGroups>;
@@ -56,13 +60,13 @@ __device__ __forceinline__ void feed_states(StatesSmem<kGroups>& smem, const Cha
       });
 }
 
-// By one thread of a warp: S0 and V' of a warpgroup's columns.
+// By one thread of a warp: S0 and U of a warpgroup's columns.
 template <int kGroups>
 __device__ __forceinline__ void store_states(StatesSmem<kGroups>& smem, const ChainParams& p, const ChainPlace& work, int group) {
   const int group_column = work.first_column + 64 * group;
   Turn<StatesSmem<kGroups>::kStages> turn;
   uint32_t state_parity = 0;
-  int before = -1;  // the stage whose V' is on its way
+  int before = -1;  // the stage whose U is on its way
 #pragma unroll 1
   for (int chunk = work.segment.first_chunk; chunk <= work.last_chunk(); ++chunk, turn.advance()) {
     if (chunk < work.half.first) {
@@ -141,11 +145,14 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
 
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
+    Fragment lost;  // beta X, and then what it lost
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 gamma = pair_of(scalars[kGamma], i, c), beta = pair_of(scalars[kBeta], i, c);
       const float x = fmaf(-gamma.x, y[2 * i], ptx::low_bf16(operand[i])), w = fmaf(-gamma.y, y[2 * i + 1], ptx::high_bf16(operand[i]));
-      operand[i] = ptx::pack_bf16(__fmul_rn(beta.x, x), __fmul_rn(beta.y, w));
+      lost[2 * i] = __fmul_rn(beta.x, x);
+      lost[2 * i + 1] = __fmul_rn(beta.y, w);
+      operand[i] = ptx::pack_bf16(lost[2 * i], lost[2 * i + 1]);
     }
     ptx::wgmma_keep(operand);
     ptx::wgmma_keep(y);
@@ -154,11 +161,18 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     ptx::wgmma_commit();
     const float decay = scalars[kGamma][kChunk - 1];
     if (decay != 1.f) scale_state(state, decay);  // a block of its own, which ptxas does not spread over the products
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      lost[2 * i] = __fsub_rn(lost[2 * i], ptx::low_bf16(operand[i]));
+      lost[2 * i + 1] = __fsub_rn(lost[2 * i + 1], ptx::high_bf16(operand[i]));
+    }
+    ptx::wgmma_keep(lost);  // before the wait, and not in place of the operand
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(y);
+    ptx::wgmma_keep(operand);
+#pragma unroll
+    for (int i = 0; i < 32; ++i) y[i] = __fadd_rn(y[i], lost[i]);
 
-    uint32_t writes[16];
-    pack_operand(writes, y);
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const float2 end = pair_of(scalars[kEnd], i, c);
@@ -171,8 +185,14 @@ __device__ __forceinline__ void run_states(StatesSmem<kGroups>& smem, const Chai
     ptx::wgmma_commit();
 
     if (stores) {
-      __syncwarp();  // the warp has read its columns of V, which carry V' out
-      stage_tokens(values, writes, block, offsets);
+      uint32_t updates[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const float2 beta = pair_of(scalars[kBeta], i, c);
+        updates[i] = ptx::pack_bf16(__fmul_rn(by_write_strength(beta.x), y[2 * i]), __fmul_rn(by_write_strength(beta.y), y[2 * i + 1]));
+      }
+      __syncwarp();  // the warp has read its columns of V, which carry U out
+      stage_tokens(values, updates, block, offsets);
       ptx::fence_async_shared();
     }
     ptx::wgmma_wait<0>();

@@ -2,22 +2,26 @@
 //
 //   dP   = scale (dO V'^T) Gamma                       M = -strict_lower(dV V'^T) Gamma
 //   dQ  += scale gamma (dO S0^T) + dP K                dK += -gamma (dV S0^T) + e (V' dS1^T) + (M + M^T) K + dP^T Q
-//   dbeta_i = (dV_i . V_i - gamma_i k_i . (dV S0^T)_i + sum_j M_ij (K K^T)_ij) / beta_i
+//   dbeta_i = dV_i . U_i / beta_i
 //   E = M (K K^T) + dP (Q K^T), below the diagonal
 //   dg_t = sum_{i >= t > j} E_ij + sum_{i >= t} in_i + sum_{j < t} end_j + gamma_C <dS1, S0>
 //
-// dV is beta dR. Where beta is too small to divide by, the row of dV holds dR: there M = beta N, N = -strict_lower(dR V'^T) Gamma, the sums
-// for dbeta are of dR and N and not divided, and the warp that finishes the head puts dv into the row.
+// V' comes as U = V' / beta, U_i = X_i - sum_j (Gamma K K^T)_ij V'_j over j < i; its products get beta with the gates, Gamma_ij beta_j =
+// 2^(b_i - (b_j - log2 beta_j)). Where beta is below kDividedFrom a row of U is V' itself, and
+//   dbeta_i = (dV_i . V_i - gamma_i k_i . (dV S0^T)_i + sum_j M_ij (K K^T)_ij) / beta_i
+// dV is beta dR. Where |beta| is too small to divide by, the row of dV holds dR: there M = beta N, N = -strict_lower(dR V'^T) Gamma, the
+// sums for dbeta are of dR and N and not divided, and the warp that finishes the head puts dv into the row.
 //
 // Two warpgroups own a half of the key columns each, over all value heads of the group in order, dQ and dK in registers. A third one makes
-// dP and M, and what E and dR . V give, up to a head ahead of them. In a fourth, warp 12 fetches tiles by bulk copy, warp 13 copies rows of
+// dP, M + M^T, and the sums of E, up to a head ahead of them. In a fourth, warp 12 fetches tiles by bulk copy, warp 13 copies rows of
 // K, Q and dO, warp 14 those of dv, all into one ring of 16 KB slots whose order follows the order of release; warp 15 writes what no chunk
 // writes and makes the sums over tokens. Every sum has one order, whatever the grid.
 // barriers  slot_full[12], scalars_full[4] (which slots a head has, too), rows_full[4] (K and Q): arrived; *_free: their readers are done
 //           products_done[2]: those with a head's tiles that dP and M are made of
-//           matrices_full: dP and M are there; matrices_free: the products with them are done
+//           matrices_full: dP and M + M^T are there; matrices_free: the products with them are done
 //           sums_full[2] -> finishing warp -> sums_free[2]
-//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows
+//           named 1: both halves have left, and read, the dots of normalised rows; named 2, 3: a half is past its rows; named 4: a head's
+//           `columns` are there
 #pragma once
 
 #include "cake/gdn/any/uncovered.cuh"
@@ -57,7 +61,7 @@ __device__ __forceinline__ void release_slot(Smem& smem, int slot, bool alone, c
   if (alone && at.half == 0) ptx::mbarrier_arrive(&smem.slot_free[slot]);
 }
 
-// Makes dP and M of all items, by one warpgroup.
+// Makes dP and M + M^T of all items, by one warpgroup.
 __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& p, const Place& place) {
   const uint32_t slots = ptx::shared_address(smem.slot[0]);
   uint32_t head = 0, nth = 0;
@@ -90,38 +94,47 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
 #pragma unroll 1
     for (int member = 0; member < p.heads.group; ++member, ++head) {
       const Place at = place.again();
-      const LaneOffsets offsets(at.lane);
       const int stage = head % kScalarStages;
       ptx::mbarrier_wait(&smem.scalars_full[stage], head / kScalarStages & 1);
       const Tiles tiles = smem.tiles[stage];
       const auto& scalars = smem.scalars[stage];
+      auto& columns = smem.columns[head & 1];
+      if (at.block < 2) {
+        const int token = 32 * at.block + at.lane;
+        const float b = scalars[kLog2Decay][token], beta = scalars[kBeta][token];
+        columns[token] = is_divided(beta) ? __fsub_rn(b, ptx::log2_approx(beta)) : b;
+      }
       Sums& sums = smem.sums[head & 1];
       const ItemRows item = rows_of(smem, nth);
-      Values values[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        load_values(values[half], p.v, place_of(item.first_token, p.heads.tokens_per_row), item.tokens,
-                    item.key_head * p.heads.group + member, half, at);
-      }
       const uint32_t grad_o = arrived(smem, tiles, kGradO), grad_v = arrived(smem, tiles, kGradV);
       const uint32_t writes = arrived(smem, tiles, kWrites);
       Fragment x, y;
       ptx::wgmma_keep(x);
-      ptx::wgmma_fence();
-      rows_times_rows(x, grad_o, writes);
-      ptx::wgmma_commit();
-      ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
-      const char* const grad_rows = smem.slot[tiles.slot(kGradV)];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) dot_values(sums.beta_value[half], grad_rows + half * kBlockBytes, values[half], at);
       ptx::wgmma_keep(y);
       ptx::wgmma_fence();
+      rows_times_rows(x, grad_o, writes);
       rows_times_rows(y, grad_v, writes);
       ptx::wgmma_commit();
+      ptx::named_barrier_sync(4, kWarpgroupThreads);  // columns
+      const bool undivided = any_undivided(scalars[kBeta], item.tokens, at);
+      ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
 
       ptx::wgmma_wait<0>();
       ptx::wgmma_keep(x);
       ptx::wgmma_keep(y);
+      Rows of_beta = diagonal(y, place.block, at);
+      if (undivided) {
+        const Rows values = dot_values(smem.slot[tiles.slot(kGradV)], p.v, place_of(item.first_token, p.heads.tokens_per_row), item.tokens,
+                                       item.key_head * p.heads.group + member, at);
+        const Rows pairs = sum_interactions(y, key_key, scalars[kLog2Decay], columns, place.block, at);
+        const Rows beta = of_rows(scalars[kBeta], at.row);
+        if (!is_divided(beta.x)) of_beta.x = __fadd_rn(values.x, pairs.x);
+        if (!is_divided(beta.y)) of_beta.y = __fadd_rn(values.y, pairs.y);
+      }
+      if (has_diagonal(at)) {
+        sums.beta[at.row] = of_beta.x;
+        sums.beta[at.row + 8] = of_beta.y;
+      }
       __syncwarp();
       if (at.lane == 0) {
         for (int tile : {kGradO, kGradV, kWrites}) ptx::mbarrier_arrive(&smem.slot_free[tiles.slot(tile)]);
@@ -129,17 +142,14 @@ __device__ __forceinline__ void prepare(Smem& smem, const TokenGradientsParams& 
       }
       ptx::mbarrier_wait(&smem.matrices_free, (head & 1) ^ 1);
       PairTerms pairs;
-      const Rows row_sums =
-          make_matrices(ptx::shared_address(smem.attention_grad), ptx::shared_address(smem.interaction_grad), pairs, x, y, query_key,
-                        key_key, scalars[kLog2Decay], p.scale, from_rows(scalars[kBeta], at.row), place.block, at, offsets);
+      const Place here = place.again();
+      const LaneOffsets offsets(here.lane);
+      make_matrices(ptx::shared_address(smem.attention_grad), ptx::shared_address(smem.interaction_grad), pairs, x, y, query_key, key_key,
+                    scalars[kLog2Decay], columns, from_rows(scalars[kBeta], here.row), p.scale, place.block, here, offsets);
       ptx::fence_async_shared();
       __syncwarp();
       if (at.lane == 0) ptx::mbarrier_arrive(&smem.matrices_full);
 
-      if (at.c == 0) {
-        sums.beta_matrix[at.row] = row_sums.x;
-        sums.beta_matrix[at.row + 8] = row_sums.y;
-      }
       sum_crossing(sums.crossing[place.block], pairs, place.block, at);
       __syncwarp();
       if (at.lane == 0) ptx::mbarrier_arrive(&smem.sums_full[head & 1]);
@@ -196,10 +206,6 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       release(kGradO);
       const Rows query = add_scaled(grad_q, w, by_query, q_columns, at, offsets);
       ptx::mbarrier_wait(&smem.sums_free[head & 1], (head >> 1 & 1) ^ 1);
-      if (at.c == 0) {
-        sums.entering[at.half][at.row] = __fmul_rn(by_query.x, query.x);
-        sums.entering[at.half][at.row + 8] = __fmul_rn(by_query.y, query.y);
-      }
 
       const uint32_t writes = arrived(smem, tiles, kWrites);
       const uint32_t exit[2] = {arrived(smem, tiles, kExitGrad), arrived(smem, tiles, kExitGrad + 1)};
@@ -211,32 +217,35 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       ptx::wgmma_wait<1>();
       ptx::wgmma_keep(z);
       release(kGradV);
-      const float states = state_dot(exit, entry, at, offsets);
-      if (at.lane == 0) sums.state_dot[at.warp] = states;
-      __syncwarp();
-      release(kEntryState);
-      release(kEntryState + 1);
       const Rows from_row = from_rows(scalars[kBeta], at.row);
       const Rows by_key = {-__fmul_rn(from_row.x, gamma.x), -__fmul_rn(from_row.y, gamma.y)};
       const Rows key = add_scaled(grad_k, z, by_key, k_columns, at, offsets);
+      ptx::wgmma_keep(z);
+      ptx::wgmma_fence();
+      states_times_states(z, exit, entry, at.half);
+      ptx::wgmma_commit();
       if (at.c == 0) {
-        float &entering = sums.entering[at.half][at.row], &second_entering = sums.entering[at.half][at.row + 8];
-        entering = __fadd_rn(entering, __fmul_rn(by_key.x, key.x));
-        second_entering = __fadd_rn(second_entering, __fmul_rn(by_key.y, key.y));
+        sums.entering[at.half][at.row] = __fadd_rn(__fmul_rn(by_query.x, query.x), __fmul_rn(by_key.x, key.x));
+        sums.entering[at.half][at.row + 8] = __fadd_rn(__fmul_rn(by_query.y, query.y), __fmul_rn(by_key.y, key.y));
         sums.key_residual[at.half][at.row] = __fmul_rn(gamma.x, key.x);
         sums.key_residual[at.half][at.row + 8] = __fmul_rn(gamma.y, key.y);
       }
-      ptx::wgmma_wait<0>();
+      ptx::wgmma_wait<1>();
       ptx::wgmma_keep(w);
       release(kWrites);
-      release(kExitGrad);
-      release(kExitGrad + 1);
-      const Rows end = of_rows(scalars[kEnd], at.row);
+      const Rows beta = of_rows(scalars[kBeta], at.row), decay = of_rows(scalars[kEnd], at.row);
+      const Rows end = {__fmul_rn(decay.x, write_strength(beta.x)), __fmul_rn(decay.y, write_strength(beta.y))};
       const Rows leaving = add_scaled(grad_k, w, end, k_columns, at, offsets);
       if (at.c == 0) {
         sums.leaving[at.half][at.row] = __fmul_rn(end.x, leaving.x);
         sums.leaving[at.half][at.row + 8] = __fmul_rn(end.y, leaving.y);
       }
+      ptx::wgmma_wait<0>();
+      ptx::wgmma_keep(z);
+#pragma unroll
+      for (int tile = kEntryState; tile < kTiles; ++tile) release(tile);
+      const float states = diagonal_sum(z, place.block, at);
+      if (at.lane == 0) sums.state_dot[at.warp] = states;
       __syncwarp();
       if (at.lane == 0) {
         ptx::mbarrier_arrive(&smem.scalars_free[stage]);
@@ -250,7 +259,6 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
       ptx::wgmma_fence();
       add_square_times_rows<false>(grad_q, attention_grad, k_columns);
       add_square_times_rows<false>(grad_k, interaction_grad, k_columns);
-      add_square_times_rows<true>(grad_k, interaction_grad, k_columns);
       add_square_times_rows<true>(grad_k, attention_grad, q_columns);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
@@ -277,14 +285,17 @@ __device__ __forceinline__ void accumulate(Smem& smem, const TokenGradientsParam
     }
     // All four warps are past this half's columns of K and Q, which carry dK and dQ out.
     ptx::named_barrier_sync(2 + at.half, kWarpgroupThreads);
-    store_gradient(grad_q, q_block, p.grad_q, first, tokens, key_head, at, offsets);
-    store_gradient(grad_k, k_block, p.grad_k, first, tokens, key_head, at, offsets);
-    ptx::fence_async_shared();  // bulk copies fill the slots next
+    GradientRows rows_of_q, rows_of_k;
+    take_rows(rows_of_q, grad_q, q_block, at, offsets);
+    take_rows(rows_of_k, grad_k, k_block, at, offsets);
+    ptx::fence_async_shared();  // bulk copies fill the slots next; before the stores, for which a fence would wait
     __syncwarp();
     if (at.lane == 0) {
       release_slot(smem, item.k_slot, true, at);
       release_slot(smem, item.q_slot, true, at);
     }
+    store_rows(rows_of_q, p.grad_q, first, tokens, key_head, at);
+    store_rows(rows_of_k, p.grad_k, first, tokens, key_head, at);
   }
 }
 

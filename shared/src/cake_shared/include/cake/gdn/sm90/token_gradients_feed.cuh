@@ -50,15 +50,6 @@ __device__ __forceinline__ void publish_rows(uint64_t* full, int lane) {
   if (lane == 0) ptx::mbarrier_arrive(full);
 }
 
-// Brings a head's rows of V into L2, where the consumers will look for them.
-__device__ __forceinline__ void prefetch_values(const TokenRows& values, TokenPlace first, int tokens, int head, int lane) {
-#pragma unroll 1
-  for (int i = lane; i < 2 * tokens; i += 32) {
-    const char* line = row_pointer(values, {first.row, first.token + (i >> 1)}, head) + 128 * (i & 1);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
-  }
-}
-
 // Rows of K, Q and dO by one warp, those of dv by another (`of_values`): any strides, and zeros past a chunk's last token.
 __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams& p, bool of_values, int lane) {
   const uint32_t chunks = used_chunks(p);
@@ -89,7 +80,6 @@ __device__ __forceinline__ void feed_rows(Smem& smem, const TokenGradientsParams
       ptx::mbarrier_wait(&smem.slot_free[slot], tiles.parity(of_values ? kGradV : kGradO) ^ 1);
       copy_rows<32, 16>(smem.slot[slot], of_values ? p.grad_v : p.grad_o, at, item.tokens, value_head, 0, lane);
       ptx::cp_async_commit();
-      if (of_values) prefetch_values(p.v, at, item.tokens, value_head, lane);
       publish_rows(&smem.slot_full[slot], lane);
     }
   }
@@ -162,9 +152,10 @@ __device__ __forceinline__ void store_token_scalars(const TokenGradientsParams& 
     }
     store_scalar(p.grad_gate, token, head, grad_gate);
     const float beta = scalars[kBeta][row];
-    float grad_beta = __fsub_rn(__fadd_rn(sums.beta_value[0][row], sums.beta_value[1][row]),
-                                __fadd_rn(sums.key_residual[0][row], sums.key_residual[1][row]));
-    grad_beta = __fadd_rn(grad_beta, sums.beta_matrix[row]);
+    float grad_beta = sums.beta[row];
+    if (!is_divided(beta)) {
+      grad_beta = __fsub_rn(grad_beta, __fadd_rn(sums.key_residual[0][row], sums.key_residual[1][row]));
+    }
     if (is_deferred(beta)) {
       finish_deferred_row(p, token, head, beta);
     } else {

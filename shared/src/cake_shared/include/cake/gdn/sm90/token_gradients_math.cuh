@@ -41,6 +41,9 @@ __device__ __forceinline__ Rows from_rows(const float (&beta)[kChunk], int row) 
   return {is_deferred(b.x) ? b.x : 1.f, is_deferred(b.y) ? b.y : 1.f};
 }
 
+// What makes V' of a row of U.
+__device__ __forceinline__ float write_strength(float beta) { return is_divided(beta) ? beta : 1.f; }
+
 // The thread's words of rows `row` and row + 8 in columns 8 j + 2 c, + 1 of a block of 64 columns.
 __device__ __forceinline__ uint32_t word_of(const char* block, const Place& at, int j, int i) {
   return *reinterpret_cast<const uint32_t*>(block + tile::unit_offset<kChunk>(at.row + 8 * i, j) + 4 * at.c);
@@ -64,11 +67,10 @@ struct PairPlace {
   int below;  // how far the thread's first element is below the diagonal
 };
 
-// Of x = dO V'^T, y = dV V'^T, both products: dP, M and E of a pair of columns. Adds -y Gamma (K K^T) to `sum`.
+// Of x = dO U^T, y = dV U^T, both products: dP, M and E of a pair of columns.
 template <bool kDiagonal>
-__device__ __forceinline__ void make_pair(uint32_t& attention, uint32_t& interaction, uint32_t& terms, uint32_t& lost, float& sum,
-                                          const float* x, const float* y, uint32_t query_key, uint32_t key_key, float scale,
-                                          const PairPlace& at) {
+__device__ __forceinline__ void make_pair(uint32_t& attention, uint32_t& interaction, uint32_t& terms, uint32_t& lost, const float* x,
+                                          const float* y, uint32_t query_key, uint32_t key_key, float scale, const PairPlace& at) {
   float p[2], m[2], e[2];
 #pragma unroll
   for (int k = 0; k < 2; ++k) {
@@ -82,7 +84,6 @@ __device__ __forceinline__ void make_pair(uint32_t& attention, uint32_t& interac
       p[k] = at.below >= right ? p[k] : 0.f;
       m[k] = at.below > right ? m[k] : 0.f;
     }
-    sum = fmaf(m[k], key_product, sum);
     m[k] = __fmul_rn(at.by, m[k]);
     e[k] = fmaf(p[k], query_product, __fmul_rn(m[k], key_product));
     if constexpr (kDiagonal) e[k] = at.below > right ? e[k] : 0.f;
@@ -95,15 +96,14 @@ __device__ __forceinline__ void make_pair(uint32_t& attention, uint32_t& interac
   }
 }
 
-// Makes dP and M from x = dO V'^T and y = dV V'^T, in their tiles of shared memory. `by` is what M has beyond -y Gamma in the thread's rows.
-// Returns the sums of -y Gamma (K K^T) over the rows. `block` is the warp's, and known to be uniform; key_key has the thread's share of
-// K K^T, a block of 16 columns every 32 words.
-__device__ __forceinline__ Rows make_matrices(uint32_t attention_grad, uint32_t interaction_grad, PairTerms& made, const Fragment& x,
+// Makes dP and M + M^T from x = dO U^T and y = dV U^T, in their tiles of shared memory. `by` is what makes dV of the thread's rows of dV;
+// `columns` has b - log2 beta. `block` is the warp's, and known to be uniform; key_key has the thread's share of K K^T, a block of 16
+// columns every 32 words.
+__device__ __forceinline__ void make_matrices(uint32_t attention_grad, uint32_t interaction_grad, PairTerms& made, const Fragment& x,
                                               const Fragment& y, const Products& query_key, const uint4* key_key,
-                                              const float (&log2_decay)[kChunk], float scale, Rows by, int block, const Place& at,
-                                              const LaneOffsets& offsets) {
+                                              const float (&log2_decay)[kChunk], const float (&columns)[kChunk], Rows by, float scale,
+                                              int block, const Place& at, const LaneOffsets& offsets) {
   const Rows b = of_rows(log2_decay, at.row);
-  float sum[2] = {0.f, 0.f};
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
     uint32_t attention[4] = {}, interaction[4] = {};
@@ -113,12 +113,12 @@ __device__ __forceinline__ Rows make_matrices(uint32_t attention_grad, uint32_t 
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         const int j = 2 * s + n;
-        const float2 b_columns = *reinterpret_cast<const float2*>(&log2_decay[8 * j + 2 * at.c]);
+        const float2 b_columns = *reinterpret_cast<const float2*>(&columns[8 * j + 2 * at.c]);
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
           const int pair = 2 * j + row;
           make_pair<decltype(diagonal)::value>(
-              attention[2 * n + row], interaction[2 * n + row], terms[n][row], made.lost[n][row], sum[row], x + 2 * pair, y + 2 * pair,
+              attention[2 * n + row], interaction[2 * n + row], terms[n][row], made.lost[n][row], x + 2 * pair, y + 2 * pair,
               query_key[pair], key_pairs[2 * n + row], scale, {j, row, row ? b.y : b.x, b_columns, row ? by.y : by.x, at.row - 2 * at.c});
         }
       }
@@ -134,10 +134,20 @@ __device__ __forceinline__ Rows make_matrices(uint32_t attention_grad, uint32_t 
     }
     ptx::stmatrix_x4(tile::fragment_address<kChunk>(attention_grad, offsets.row_major, 16 * at.block, 2 * s), attention[0],
                      attention[1], attention[2], attention[3]);
-    ptx::stmatrix_x4(tile::fragment_address<kChunk>(interaction_grad, offsets.row_major, 16 * at.block, 2 * s), interaction[0],
-                     interaction[1], interaction[2], interaction[3]);
+    if (s == block) {
+      interaction[0] |= ptx::transposed(interaction[0]);
+      interaction[2] = ptx::transposed(interaction[1]);
+      interaction[3] |= ptx::transposed(interaction[3]);
+    }
+    if (s <= block) {
+      ptx::stmatrix_x4(tile::fragment_address<kChunk>(interaction_grad, offsets.row_major, 16 * at.block, 2 * s), interaction[0],
+                       interaction[1], interaction[2], interaction[3]);
+    }
+    if (s < block) {
+      ptx::stmatrix_x4_trans(tile::fragment_address<kChunk>(interaction_grad, offsets.row_major, 16 * s, 2 * at.block), interaction[0],
+                             interaction[2], interaction[1], interaction[3]);
+    }
   }
-  return {quad_sum(sum[0]), quad_sum(sum[1])};
 }
 
 // sums[t] = sum over the warp's rows i >= t and all j < t of E_ij, as products of triangles of ones with E^T.
@@ -212,58 +222,86 @@ __device__ __forceinline__ Rows add_scaled(Fragment& gradient, const Fragment& z
   return {quad_sum(dot[0]), quad_sum(dot[1])};
 }
 
-// The thread's share of V: 16 bytes of each of its rows from every 32 columns of a half. Zeros past the last token.
-using Values = uint4[2][2];
-__device__ __forceinline__ void load_values(Values& v, const TokenRows& values, TokenPlace first, int tokens, int head, int half,
-                                            const Place& at) {
-  const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 128 * half + 16 * at.c;
+// A warp's 16 elements of a fragment's diagonal: two to each lane that has_diagonal, of its rows. `block` is the warp's, and known to be
+// uniform.
+__device__ __forceinline__ Rows diagonal(const Fragment& z, int block, const Place& at) {
+  const bool odd = at.lane & 4;
+  Rows rows = {0.f, 0.f};
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const bool valid = at.row + 8 * i < tokens;
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      v[i][s] = make_uint4(0, 0, 0, 0);
-      if (valid) v[i][s] = *reinterpret_cast<const uint4*>(source + i * 16 * values.token_stride + 64 * s);
-    }
+  for (int s = 0; s < 4; ++s) {
+    if (s == block) rows = odd ? Rows{z[8 * s + 1], z[8 * s + 7]} : Rows{z[8 * s], z[8 * s + 6]};
   }
+  return rows;
+}
+__device__ __forceinline__ bool has_diagonal(const Place& at) { return at.lane >> 3 == at.c; }
+
+// Whether one of the warp's rows of U is V' itself.
+__device__ __forceinline__ bool any_undivided(const float (&beta)[kChunk], int tokens, const Place& at) {
+  const int row = 16 * at.block + (at.lane & 15);
+  return __any_sync(~0u, row < tokens && !is_divided(beta[row]));
 }
 
-// sums[row] = dV . V over the half's columns: diagonals of dV V^T, whose contraction takes columns in the order of `load_values`.
-__device__ __forceinline__ void dot_values(float (&sums)[kChunk], const char* grad_block, const Values& v, const Place& at) {
+// dV . V of the thread's rows, V from global memory, in lanes that have diagonals: those of dV V^T. Where it is rare.
+__device__ __forceinline__ Rows dot_values(const char* grad_rows, const TokenRows& values, TokenPlace first, int tokens, int head,
+                                           const Place& at) {
+  const char* source = row_pointer(values, first, head) + at.row * 2 * values.token_stride + 16 * at.c;
   float dot[2][4] = {};
-#pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    const char* source = grad_block + tile::unit_offset<kChunk>(at.row, 4 * s + at.c);
-    const uint4 x = *reinterpret_cast<const uint4*>(source), y = *reinterpret_cast<const uint4*>(source + 1024);
+#pragma unroll 1
+  for (int s = 0; s < 4; ++s) {  // of 32 columns, in an order that both sides share
+    const char* const rows = grad_rows + (s >> 1) * kBlockBytes + tile::unit_offset<kChunk>(at.row, 4 * (s & 1) + at.c);
+    const uint4 x = *reinterpret_cast<const uint4*>(rows), y = *reinterpret_cast<const uint4*>(rows + 1024);
     const uint32_t low[4] = {x.x, y.x, x.y, y.y}, high[4] = {x.z, y.z, x.w, y.w};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      ptx::mma_bf16(dot[i], low, v[i][s].x, v[i][s].y);
-      ptx::mma_bf16(dot[i], high, v[i][s].z, v[i][s].w);
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (at.row + 8 * i < tokens) v = *reinterpret_cast<const uint4*>(source + i * 16 * values.token_stride + 64 * s);
+      ptx::mma_bf16(dot[i], low, v.x, v.y);
+      ptx::mma_bf16(dot[i], high, v.z, v.w);
     }
   }
-  const int g = at.lane >> 2;
-  if (g >> 1 == at.c) {
-    sums[at.row] = g & 1 ? dot[0][1] : dot[0][0];
-    sums[at.row + 8] = g & 1 ? dot[1][3] : dot[1][2];
+  return at.lane & 4 ? Rows{dot[0][1], dot[1][3]} : Rows{dot[0][0], dot[1][2]};
+}
+
+// The sums of -(dV V'^T) Gamma (K K^T) below the diagonal over the thread's rows, of which y = dV U^T.
+__device__ __forceinline__ Rows sum_interactions(const Fragment& y, const uint4* key_key, const float (&log2_decay)[kChunk],
+                                                 const float (&columns)[kChunk], int block, const Place& at) {
+  const Rows b = of_rows(log2_decay, at.row);
+  float sum[2] = {0.f, 0.f};
+#pragma unroll
+  for (int s = 0; s < 4; ++s) {
+    if (s > block) continue;
+    const uint4 words = key_key[32 * s];
+    const uint32_t key_pairs[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int row = i >> 1 & 1, column = 16 * s + 8 * (i >> 2) + 2 * at.c + (i & 1);
+      const float decay = ptx::exp2_approx(__fsub_rn(row ? b.y : b.x, columns[column]));
+      const float product = i & 1 ? ptx::high_bf16(key_pairs[i >> 1]) : ptx::low_bf16(key_pairs[i >> 1]);
+      sum[row] = column < at.row + 8 * row ? fmaf(__fmul_rn(-decay, y[8 * s + i]), product, sum[row]) : sum[row];
+    }
+  }
+  return {quad_sum(sum[0]), quad_sum(sum[1])};
+}
+
+// d = a b^T of the 64 value columns of a half of transposed state tiles: its diagonal has a share of <dS1, S0>. The rest is for nothing,
+// and still nobody waits for it.
+__device__ __forceinline__ void states_times_states(Fragment& d, const uint32_t (&a)[2], const uint32_t (&b)[2], int half) {
+  using ptx::Major;
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const uint64_t left = ptx::wgmma_descriptor(a[block] + half * kBlockBytes);
+    const uint64_t right = ptx::wgmma_descriptor(b[block] + half * kBlockBytes);
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+      ptx::wgmma_bf16<Major::kK, Major::kK>(d, left + along_columns(s), right + along_columns(s), block + s > 0);
+    }
   }
 }
 
-// The warp's share of <dS1, S0>: 16 rows of both tiles, as the diagonals of products of their 16 x 16 blocks.
-__device__ __forceinline__ float state_dot(const uint32_t (&exit)[2], const uint32_t (&entry)[2], const Place& at,
-                                           const LaneOffsets& offsets) {
-  float z[2][4] = {};
-#pragma unroll
-  for (int s = 0; s < 8; ++s) {
-    uint32_t a[4], b[4];
-    tile::load_a<kHeadDim>(a, exit[s >> 2], offsets, 16 * at.warp, 2 * (s & 3));
-    tile::load_b<kHeadDim>(b, entry[s >> 2], offsets, 16 * at.warp, 2 * (s & 3));
-    ptx::mma_bf16(z[0], a, b[0], b[1]);
-    ptx::mma_bf16(z[1], a, b[2], b[3]);
-  }
-  const int g = at.lane >> 2;
-  float sum = 0.f;
-  if (g >> 1 == at.c) sum = g & 1 ? __fadd_rn(z[0][1], z[1][3]) : __fadd_rn(z[0][0], z[1][2]);
+// The sum of the warp's part of a fragment's diagonal.
+__device__ __forceinline__ float diagonal_sum(const Fragment& z, int block, const Place& at) {
+  const Rows rows = diagonal(z, block, at);
+  float sum = has_diagonal(at) ? __fadd_rn(rows.x, rows.y) : 0.f;
 #pragma unroll
   for (int k = 16; k > 0; k >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, k));
   return sum;
@@ -305,9 +343,10 @@ __device__ __forceinline__ void leave_normal_dots(float (&dots)[2][kChunk], cons
   }
 }
 
-// Writes the warp's 16 rows of a gradient's block of columns, through the same rows of a shared tile.
-__device__ __forceinline__ void store_gradient(const Fragment& gradient, char* block, const TokenRows& rows, TokenPlace first,
-                                               int tokens, int head, const Place& at, const LaneOffsets& offsets) {
+// The warp's 16 rows of a gradient's block of columns, 16 bytes of each fourth one to a lane, through the same rows of a shared tile.
+using GradientRows = uint4[4];
+__device__ __forceinline__ void take_rows(GradientRows& out, const Fragment& gradient, char* block, const Place& at,
+                                          const LaneOffsets& offsets) {
   const uint32_t shared = ptx::shared_address(block);
 #pragma unroll
   for (int s = 0; s < 4; ++s) {
@@ -316,15 +355,19 @@ __device__ __forceinline__ void store_gradient(const Fragment& gradient, char* b
                      ptx::pack_bf16(x[2], x[3]), ptx::pack_bf16(x[4], x[5]), ptx::pack_bf16(x[6], x[7]));
   }
   __syncwarp();
-  char* to = row_pointer(rows, first, head) + 128 * at.half;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    out[i] = *reinterpret_cast<const uint4*>(block + tile::unit_offset<kChunk>(16 * at.block + 4 * i + (at.lane >> 3), at.lane & 7));
+  }
+}
+__device__ __forceinline__ void store_rows(const GradientRows& out, const TokenRows& rows, TokenPlace first, int tokens, int head,
+                                           const Place& at) {
+  char* to = row_pointer(rows, first, head) + 128 * at.half + 16 * (at.lane & 7);
   const int64_t row_bytes = 2 * rows.token_stride;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int row = 16 * at.block + 4 * i + (at.lane >> 3), unit = at.lane & 7;
-    if (row < tokens) {
-      *reinterpret_cast<uint4*>(to + row * row_bytes + 16 * unit) =
-          *reinterpret_cast<const uint4*>(block + tile::unit_offset<kChunk>(row, unit));
-    }
+    const int row = 16 * at.block + 4 * i + (at.lane >> 3);
+    if (row < tokens) *reinterpret_cast<uint4*>(to + row * row_bytes) = out[i];
   }
 }
 

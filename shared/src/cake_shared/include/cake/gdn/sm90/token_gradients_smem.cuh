@@ -57,13 +57,11 @@ struct SlotOrder {
     return tiles;
   }
 
-  // Released are dO, dV, S0, V', dS1.
+  // Tiles are released in the order in which they are needed.
   __device__ __forceinline__ Tiles next_head() {
     Tiles tiles = fill<kTiles>();
+    free |= uint64_t{tiles.slots} << 4 * (kSlots - 2 - kTiles);
     tiles.parities |= rows << 8;
-    const uint32_t x = tiles.slots;
-    const uint32_t released = (x & 0xff000ff) | (x >> 4 & 0xff00) | (x & 0xf00) << 8;
-    free |= uint64_t{released} << 4 * (kSlots - 2 - kTiles);
     return tiles;
   }
 };
@@ -74,17 +72,17 @@ struct Sums {
   float entering[2][kChunk];
   float leaving[2][kChunk];
   float key_residual[2][kChunk];  // gamma k . (dV S0^T)
-  float beta_matrix[kChunk];      // sum_j -(dV V'^T)_ij Gamma_ij (K K^T)_ij
-  float beta_value[2][kChunk];    // dV . V
+  float beta[kChunk];             // dV . U; of rows whose U is V': dV . V - sum_j (dV V'^T)_ij Gamma_ij (K K^T)_ij
   float state_dot[kProductWarps];
 };
 
 struct Smem {
   alignas(1024) char attention_grad[kSquareTileBytes];  // dP
-  char interaction_grad[kSquareTileBytes];  // M
+  char interaction_grad[kSquareTileBytes];  // M + M^T
   char slot[kSlots][kSlotBytes];
   alignas(128) float scalars[kScalarStages][kScalarRows][kChunk];
   uint4 key_key[kMatrixWarps * (kMatrixWarps + 1) / 2][32];  // K K^T, of each warp's rows the blocks of 16 columns up to the diagonal
+  float columns[2][kChunk];  // b - log2 beta, and b where U is V'
   Sums sums[2];
   float normal_dots[2][2][kChunk];  // of q and k, where they were normalised
   int4 rows[kRowStages];            // of K and Q: first token, tokens, key head, slots and their parities
@@ -109,9 +107,6 @@ struct Item {
     return int64_t{chunk_index} * heads.value_heads + head;
   }
 };
-
-// Rows of dv that hold dR, see kDeferredBelow.
-__device__ __forceinline__ bool is_deferred(float beta) { return fabsf(beta) < kDeferredBelow; }
 
 __device__ __forceinline__ uint32_t used_chunks(const TokenGradientsParams& p) {
   return half_chunks(p.part.half, p.tables.chunk_offsets[p.tables.sequences]);

@@ -84,10 +84,11 @@ __device__ __forceinline__ WyPlace wy_place(uint32_t index, int key_heads) {
   return {chunk, static_cast<int>(index) - chunk * key_heads};
 }
 
-// The shuffles say that a warp's lanes agree: then what follows is made once a warp.
+// Sequences are rows, or all lie in one. The shuffles say that a warp's lanes agree: then what follows is made once a warp.
 __device__ __forceinline__ WyItem item_of(const WyParams& p, const WyPlace& place, const ChunkEntry& entry) {
-  const int tokens = __shfl_sync(~0u, entry.tokens, 0);
-  return {place.chunk, place.key_head, tokens, place_of(__shfl_sync(~0u, entry.first_token, 0), p.heads.tokens_per_row)};
+  const int tokens = __shfl_sync(~0u, entry.tokens, 0), first_token = __shfl_sync(~0u, entry.first_token, 0);
+  const int row = first_token < p.heads.tokens_per_row ? 0 : __shfl_sync(~0u, entry.sequence, 0);
+  return {place.chunk, place.key_head, tokens, {row, first_token - row * p.heads.tokens_per_row}};
 }
 
 // The copies may have brought rows of the next sequence, whatever they hold.

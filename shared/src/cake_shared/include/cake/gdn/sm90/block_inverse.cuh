@@ -129,7 +129,8 @@ __device__ __forceinline__ uint32_t store_coefficients(char* tile_to, BlockInver
 __device__ __forceinline__ void invert_diagonals(BlockInverseTile (&tiles)[2], const uint32_t (&between)[2], int heads,
                                                  int row_block, int lane) {
   const int column = lane & 7, corner = (lane >> 3) & 1, head = lane >> 4, row = 8 * corner + column;
-  const char* n = tiles[head < heads ? head : 0].bytes;
+  // Column j of a corner is a row of which the swizzle permutes the units by ^ j.
+  const uint32_t n = ptx::shared_address(tiles[head < heads ? head : 0].bytes) + diagonal_unit(row_block, 8 * corner, 0);
   float x[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) x[i] = i == column ? 1.f : 0.f;
@@ -137,7 +138,7 @@ __device__ __forceinline__ void invert_diagonals(BlockInverseTile (&tiles)[2], c
   for (int j = 0; j < 7; ++j) {  // x[j] is final: take it out of the rows below
 #pragma unroll
     for (int i = (j + 1) / 4 * 4; i < 8; i += 4) {
-      const float4 a = *reinterpret_cast<const float4*>(n + diagonal_unit(row_block, 8 * corner + j, i >> 2));
+      const float4 a = ptx::load_float4((n ^ ((j ^ (i >> 2)) << 4)) + 128 * j);
       if (i > j) x[i] = fmaf(a.x, x[j], x[i]);
       if (i + 1 > j) x[i + 1] = fmaf(a.y, x[j], x[i + 1]);
       if (i + 2 > j) x[i + 2] = fmaf(a.z, x[j], x[i + 2]);

@@ -25,11 +25,11 @@ struct MappedChainParams {
 CAKE_HOST_DEVICE constexpr int native_chain_threads(int slices, bool output) { return 128 * (slices + (output ? 2 : 1)); }
 
 // Of wy on a multiprocessor.
-inline constexpr int kNativeWyCtasPerMultiprocessor = 6;
+inline constexpr int kNativeWyCtasPerMultiprocessor = 4;
 
 // Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q, of
 // T and scalars, of the slices of V; with an output two of P and of the slices of O; barriers.
-inline constexpr uint32_t kNativeWySmemBytes = 37888;
+inline constexpr uint32_t kNativeWySmemBytes = 38912;
 CAKE_HOST_DEVICE constexpr uint32_t native_chain_smem_bytes(int slices, bool output) {
   const uint32_t slice = 3 * kSquareTileBytes + (output ? 2 * kSquareTileBytes : 0);
   return 3 * 2 * kTokenTileBytes + 3 * (kSquareTileBytes + 1024) + (output ? 2 * kSquareTileBytes : 0) + slices * slice + 1024;

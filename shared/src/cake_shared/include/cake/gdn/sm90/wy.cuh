@@ -26,6 +26,7 @@ struct NativeWySmem {
   BlockInverseTile tile[2];  // in the end T: of its own head, or with one head the other's
   BlockInverseScalars of_tokens[2];
   alignas(16) ChunkScalars scalars[2][2];
+  float powers[kChunk];  // of two, by which keys are scaled
   uint64_t k_full;
 };
 static_assert(sizeof(NativeWySmem) == kNativeWySmemBytes);
@@ -134,27 +135,31 @@ struct KeyNorms {
   }
 };
 
-// K K^T, scalars and decays of keys brought to norms of about 1. The scalars as they were go where a copy would have taken them.
-// `powers` is room for 64 floats.
-__device__ __forceinline__ void scale_keys(float (&kk)[32], float* powers, NativeWySmem& smem, ChunkScalars (&scalars)[2],
-                                           const WyParams& p, const KeyNorms& norms, int64_t record, int heads, int thread) {
-  const int lane = thread & 31, row = 16 * (thread >> 5) + (lane >> 2), half = thread >> 6, token = thread & 63;
+// K K^T of keys brought to norms of about 1.
+__device__ __forceinline__ void scale_keys(float (&kk)[32], NativeWySmem& smem, const KeyNorms& norms, int thread) {
+  const int lane = thread & 31, row = 16 * (thread >> 5) + (lane >> 2);
   if (norms.mine) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) powers[row + 8 * i] = norms.power_of_two(i);
+    for (int i = 0; i < 2; ++i) smem.powers[row + 8 * i] = norms.power_of_two(i);
   }
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 32; ++i) {  // one load after the other: this is rare, and registers are not
-    const auto power = [=](int of) { return *const_cast<const volatile float*>(powers + of); };
+    const auto power = [&](int of) { return *const_cast<const volatile float*>(smem.powers + of); };
     kk[i] = __fmul_rn(__fmul_rn(kk[i], power(row + 8 * (i >> 1 & 1))), power(8 * (i >> 2) + 2 * (lane & 3) + (i & 1)));
   }
+}
+
+// Scalars and decays of such keys. The scalars as they were go where a copy would have taken them.
+__device__ __forceinline__ void scale_scalars(NativeWySmem& smem, ChunkScalars (&scalars)[2], const WyParams& p, int64_t record,
+                                              int heads, int thread) {
+  const int half = thread >> 6, token = thread & 63;
   if (half < heads) {
     ChunkScalars& own = scalars[half];
     float* to = p.scalars + (record + half) * kScalarFloats + token;
 #pragma unroll 1
     for (int i = 0; i < kScalarRows; ++i) to[i * kChunk] = own[i][token];
-    const float power = powers[token], inverse = __int_as_float((254 << 23) - __float_as_int(power));
+    const float power = smem.powers[token], inverse = __int_as_float((254 << 23) - __float_as_int(power));
     const float b = own[kLog2Decay][token], shift = static_cast<float>((__float_as_int(power) >> 23) - 127);
     own[kBeta][token] = __fmul_rn(__fmul_rn(own[kBeta][token], inverse), inverse);
     own[kLog2Decay][token] = __fadd_rn(b, shift);
@@ -163,18 +168,17 @@ __device__ __forceinline__ void scale_keys(float (&kk)[32], float* powers, Nativ
   __syncthreads();
 }
 
-// N of one or two heads, and the inverses of its blocks on the diagonal.
+// N of one or two heads. One after the other: what the warps of a multiprocessor run between two turns should fit into its
+// instruction cache.
 template <int kWarp>
-__device__ __forceinline__ void make_coefficients(NativeWySmem& smem, const ChunkScalars (&scalars)[2], int heads,
-                                                  const float (&kk)[32], const tile::LaneOffsets& offsets, int lane) {
-  uint32_t between[2] = {};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (h >= heads) continue;
-    between[h] = store_coefficients<kWarp>(smem.tile[h].bytes, smem.of_tokens[h], scalars[h], kk, offsets, lane);
+__device__ __forceinline__ void make_coefficients(uint32_t (&between)[2], NativeWySmem& smem, const ChunkScalars (&scalars)[2],
+                                                  int heads, const float (&kk)[32], const tile::LaneOffsets& offsets, int lane) {
+#pragma unroll 1
+  for (int h = 0; h < heads; ++h) {
+    const uint32_t made = store_coefficients<kWarp>(smem.tile[h].bytes, smem.of_tokens[h], scalars[h], kk, offsets, lane);
+    between[0] = h == 0 ? made : between[0];
+    between[1] = made;
   }
-  __syncwarp();
-  invert_diagonals(smem.tile, between, heads, kWarp, lane);
 }
 
 // T of one of two heads, by half of the warps: one the first and the last row, one the others. T goes where N was when neither
@@ -271,66 +275,66 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, cake::gdn::k
 
   const int half = warp >> 1, token = thread & 63;  // whose scalars this thread makes
   uint32_t turns = 0;  // parities: of the scalars' places, and, one bit up, of the keys' barrier
-  int member = 0;
 #pragma unroll 1
   for (;;) {
-    if (member == 0) {
-      ptx::mbarrier_wait(&smem.k_full, turns >> 1);
-      turns ^= 2;
-      if (item.tokens < kChunk) zero_rows_past(smem, item.tokens, thread);
-    }
+    ptx::mbarrier_wait(&smem.k_full, turns >> 1);
+    turns ^= 2;
+    if (item.tokens < kChunk) zero_rows_past(smem, item.tokens, thread);
     float kk[32];
     const uint64_t keys = ptx::wgmma_descriptor(ptx::shared_address(smem.k));
     multiply_rows_keys(kk, keys, keys);
-
-    const int64_t record = item.first_record(p.heads) + member;
-    const int heads = min(2, group - member);
-    ChunkScalars(&scalars)[2] = smem.scalars[turns & 1];
-    turns ^= 1;
-    if (half < heads) {
-      const float b = store_scalars(scalars[half], gates, p.beta, item.tokens, token);
-      store_decays(smem.of_tokens[half].decays, b, 0.f, token);
-    }
-    const bool last = member + 2 >= group;
-    const WyItem wanted{last ? next.chunk : item.chunk, last ? next.key_head : item.key_head, last ? next.tokens : item.tokens,
-                        last ? next.at : item.at};
-    gates = wanted.gates(p, last ? 0 : member + 2, thread);
-    if (token == 0) ptx::bulk_wait_read<0>();
     ptx::wgmma_wait<0>();
     ptx::wgmma_keep(kk);
-    const KeyNorms norms(kk, warp, thread & 31);
-    const bool scaled = __shfl_sync(~0u, __syncthreads_or(norms.far_from_1()), 0);
-    if (scaled) scale_keys(kk, smem.scalars[turns & 1][0][0], smem, scalars, p, norms, record, heads, thread);
-    if (last && thread == 0 && next.exists()) next.load_keys(smem, &mapped.k);
+    bool scaled = false;
+#pragma unroll 1
+    for (int member = 0; member < group; member += 2) {
+      const int64_t record = item.first_record(p.heads) + member;
+      const int heads = min(2, group - member);
+      ChunkScalars(&scalars)[2] = smem.scalars[turns & 1];
+      turns ^= 1;
+      if (half < heads) {
+        const float b = store_scalars(scalars[half], gates, p.beta, item.tokens, token);
+        store_decays(smem.of_tokens[half].decays, b, 0.f, token);
+      }
+      const bool last = member + 2 >= group;
+      const WyItem wanted{last ? next.chunk : item.chunk, last ? next.key_head : item.key_head, last ? next.tokens : item.tokens,
+                          last ? next.at : item.at};
+      gates = wanted.gates(p, last ? 0 : member + 2, thread);
+      if (token == 0) ptx::bulk_wait_read<0>();
+      const KeyNorms norms(kk, warp, thread & 31);  // scaled ones are not far from 1
+      scaled = __shfl_sync(~0u, __syncthreads_or(scaled || norms.far_from_1()), 0);
+      if (scaled) {
+        if (member == 0) scale_keys(kk, smem, norms, thread);
+        scale_scalars(smem, scalars, p, record, heads, thread);
+      }
+      if (last && thread == 0 && next.exists()) next.load_keys(smem, &mapped.k);
 
-    const int lane = ptx::made_anew(thread & 31);  // addresses are cheaper to make than to keep
-    const tile::LaneOffsets offsets(lane);
-    switch (warp) {
-      case 0: make_coefficients<0>(smem, scalars, heads, kk, offsets, lane); break;
-      case 1: make_coefficients<1>(smem, scalars, heads, kk, offsets, lane); break;
-      case 2: make_coefficients<2>(smem, scalars, heads, kk, offsets, lane); break;
-      default: make_coefficients<3>(smem, scalars, heads, kk, offsets, lane); break;
-    }
-    __syncthreads();
-    if (half < heads) find_carried(smem.of_tokens[half], scalars[half], token);
-    if (heads == 2) {
-      make_two(smem, scalars[half], warp, offsets, lane);
-      ptx::fence_async_shared();
-      ptx::named_barrier_sync(1 + half, kWyThreads / 2);
-      if (token == 0) store_head(p, record + half, smem.tile[half], scalars[half], scaled);
-    } else {
-      make_one(smem, scalars[0], warp, offsets, lane);
-      ptx::fence_async_shared();
+      const int lane = ptx::made_anew(thread & 31);  // addresses are cheaper to make than to keep
+      const tile::LaneOffsets offsets(lane);
+      uint32_t between[2] = {};
+      switch (warp) {
+        case 0: make_coefficients<0>(between, smem, scalars, heads, kk, offsets, lane); break;
+        case 1: make_coefficients<1>(between, smem, scalars, heads, kk, offsets, lane); break;
+        case 2: make_coefficients<2>(between, smem, scalars, heads, kk, offsets, lane); break;
+        default: make_coefficients<3>(between, smem, scalars, heads, kk, offsets, lane); break;
+      }
+      __syncwarp();
+      invert_diagonals(smem.tile, between, heads, warp, lane);
       __syncthreads();
-      if (thread == 0) store_head(p, record, smem.tile[1], scalars[0], scaled);
-    }
-
-    if (!last) {
-      member += 2;
-      continue;
+      if (half < heads) find_carried(smem.of_tokens[half], scalars[half], token);
+      if (heads == 2) {
+        make_two(smem, scalars[half], warp, offsets, lane);
+        ptx::fence_async_shared();
+        ptx::named_barrier_sync(1 + half, kWyThreads / 2);
+        if (token == 0) store_head(p, record + half, smem.tile[half], scalars[half], scaled);
+      } else {
+        make_one(smem, scalars[0], warp, offsets, lane);
+        ptx::fence_async_shared();
+        __syncthreads();
+        if (thread == 0) store_head(p, record, smem.tile[1], scalars[0], scaled);
+      }
     }
     if (!next.exists()) break;
-    member = 0;
     item = next;
     next = item_of(p, place, next_entry);
     place.advance(step, key_heads);

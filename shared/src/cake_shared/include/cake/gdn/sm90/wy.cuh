@@ -1,10 +1,10 @@
 // wy on Hopper: T = (I + A)^-1 and the scalars of every chunk and value head, as cake/gdn/any/wy.cuh. No P: who needs it makes
 // it where Q and K are.
 //
-// A CTA of a warpgroup takes every so many-th chunk and key head, and of each the value heads of the group two at a time, whose
-// dependent steps are long: each has half of the lanes where diagonal blocks are inverted, and half of the warps where products
-// follow. K K^T by wgmma, once for two heads: registers that would keep it for the next two are worth more. K of the next chunk
-// arrives meanwhile. Results leave by bulk copies. Rows past the end of the sequence are zero in A, T is the identity there.
+// A CTA of a warpgroup takes every so many-th chunk and key head: K K^T once, by wgmma, then the value heads of the group, two at a
+// time, whose dependent steps are long: each has half of the lanes where diagonal blocks are inverted, and half of the warps where
+// products follow. K of the next chunk arrives meanwhile. Results leave by bulk copies. Rows past the end of the sequence are zero
+// in A, T is the identity there.
 // reads   k, summed gates, beta
 // writes  T, scalars: 9 KB a value head
 // barriers  K arrived: an mbarrier | scalars written, copies of the heads before have read, K read | N and D written: all threads |
@@ -168,8 +168,7 @@ __device__ __forceinline__ void scale_scalars(NativeWySmem& smem, ChunkScalars (
   __syncthreads();
 }
 
-// N of one or two heads. One after the other: what the warps of a multiprocessor run between two turns should fit into its
-// instruction cache.
+// N of one or two heads, one after the other: four warps run four such functions.
 template <int kWarp>
 __device__ __forceinline__ void make_coefficients(uint32_t (&between)[2], NativeWySmem& smem, const ChunkScalars (&scalars)[2],
                                                   int heads, const float (&kk)[32], const tile::LaneOffsets& offsets, int lane) {
@@ -233,9 +232,10 @@ __device__ __forceinline__ void make_one(NativeWySmem& smem, const ChunkScalars&
   }
 }
 
+// T is what the next stage reads first of all that this one leaves in L2.
 __device__ __forceinline__ void store_head(const WyParams& p, int64_t record, const BlockInverseTile& inverse,
                                            const ChunkScalars& scalars, bool scaled) {
-  ptx::bulk_store(p.inverse + record * kSquareTileBytes, inverse.bytes, kSquareTileBytes);
+  ptx::bulk_store(p.inverse + record * kSquareTileBytes, inverse.bytes, kSquareTileBytes, ptx::kEvictLast);
   if (!scaled) ptx::bulk_store(p.scalars + record * kScalarFloats, scalars, 4 * kScalarFloats);
   ptx::bulk_commit();
 }
@@ -307,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, cake::gdn::k
         if (member == 0) scale_keys(kk, smem, norms, thread);
         scale_scalars(smem, scalars, p, record, heads, thread);
       }
-      if (last && thread == 0 && next.exists()) next.load_keys(smem, &mapped.k);
+      if (member == 0 && thread == 0 && next.exists()) next.load_keys(smem, &mapped.k);
 
       const int lane = ptx::made_anew(thread & 31);  // addresses are cheaper to make than to keep
       const tile::LaneOffsets offsets(lane);

@@ -25,6 +25,12 @@ __device__ __forceinline__ void bulk_store(void* global, const void* shared, uin
   cuda::ptx::cp_async_bulk(cuda::ptx::space_global, cuda::ptx::space_shared, global, shared, bytes);
 }
 
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, uint32_t bytes, uint64_t l2_policy) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes), "l"(l2_policy)
+               : "memory");
+}
+
 // The box of the map at these coordinates, innermost first; what lies outside of the tensor reads as zero and counts as
 // bytes.
 template <int kRank>

@@ -1,45 +1,47 @@
-// T, P and the scalars of one chunk and value head by one warpgroup, from K K^T and Q K^T in its accumulators.
+// P and the scalars of one chunk and value head by one warpgroup, from Q K^T in its accumulators.
 //
-//   A_ij = beta_i Gamma_ij (k_i . k_j) for i > j,   P_ij = scale Gamma_ij (q_i . k_j),   Gamma_ij = 2^(b_i - b_j) for i >= j
+//   P_ij = scale Gamma_ij (q_i . k_j),   Gamma_ij = 2^(b_i - b_j) for i >= j
 //
-// A warp owns 16 rows; K and Q rows past the end of the sequence are zero, and so are those of A and P.
+// A warp owns 16 rows; K and Q rows past the end of the sequence are zero, and so are those of P.
 #pragma once
 
-#include "cake/gdn/sm90/block_inverse.cuh"
+#include "cake/gdn/any/tile_copy.cuh"
 #include "cake/gdn/sm90/params.h"
 #include "cake/ptx/bulk_copy.cuh"
 #include "cake/ptx/wgmma.cuh"
 
 namespace cake::gdn {
 
-// What a thread reads of one value head and chunk; fetched one ahead.
+// What the thread of a token reads of one value head; fetched one ahead, so beta's bits are looked at when it is needed.
 struct HeadGates {
-  float sum, end, beta;
+  float sum, end;
+  uint32_t beta_bits;
 };
 
-__device__ __forceinline__ HeadGates load_head_gates(const float* sums, const BetaOption& beta, TokenPlace at, int tokens,
-                                                     int64_t record,
-                                                     int head, int thread) {
-  HeadGates gates{};
-  if (thread < kChunk) {
-    gates.sum = sums[record * kChunk + thread];
-    gates.end = sums[record * kChunk + kChunk - 1];
-    if (thread < tokens) gates.beta = load_scalar(beta.beta, {at.row, at.token + thread}, head);
+__device__ __forceinline__ HeadGates load_head_gates(const float* sums, const BetaOption& option, TokenPlace at, int tokens,
+                                                     int64_t record, int head, int token) {
+  HeadGates gates{sums[record * kChunk + token], sums[record * kChunk + kChunk - 1], 0};
+  if (token < tokens) {
+    const TokenScalars& beta = option.beta;
+    const int64_t element = element_of(beta, {at.row, at.token + token}, head);
+    gates.beta_bits =
+        beta.is_bf16 ? static_cast<const uint16_t*>(beta.data)[element] : static_cast<const uint32_t*>(beta.data)[element];
   }
   return gates;
 }
 
-__device__ __forceinline__ void store_scalars(ChunkScalars& to, const HeadGates& gates, float beta_top, int tokens, int thread) {
-  if (thread < kChunk) {
-    constexpr float kLog2E = 1.4426950408889634f;
-    const float b = __fmul_rn(gates.sum, kLog2E), b_end = __fmul_rn(gates.end, kLog2E);
-    float beta = gates.beta;
-    if (thread < tokens && beta_top != 0.f) beta = __fdiv_rn(beta_top, __fadd_rn(1.f, expf(-beta)));
-    to[kGamma][thread] = ptx::exp2_approx(b);
-    to[kEnd][thread] = ptx::exp2_approx(__fsub_rn(b_end, b));
-    to[kBeta][thread] = beta;
-    to[kLog2Decay][thread] = b;
-  }
+// Returns the exponent of the token's decay.
+__device__ __forceinline__ float store_scalars(ChunkScalars& to, const HeadGates& gates, const BetaOption& option, int tokens,
+                                               int token) {
+  constexpr float kLog2E = 1.4426950408889634f;
+  const float b = __fmul_rn(gates.sum, kLog2E), b_end = __fmul_rn(gates.end, kLog2E);
+  float beta = __uint_as_float(option.beta.is_bf16 ? gates.beta_bits << 16 : gates.beta_bits);
+  if (token < tokens && option.top != 0.f) beta = __fdiv_rn(option.top, __fadd_rn(1.f, expf(-beta)));
+  to[kGamma][token] = ptx::exp2_approx(b);
+  to[kEnd][token] = ptx::exp2_approx(__fsub_rn(b_end, b));
+  to[kBeta][token] = beta;
+  to[kLog2Decay][token] = b;
+  return b;
 }
 
 // acc = rows (64 x 128) keys^T, both K-major tiles. Commits, does not wait.
@@ -54,40 +56,14 @@ __device__ __forceinline__ void multiply_rows_keys(float (&acc)[32], uint64_t ro
   ptx::wgmma_commit();
 }
 
-// As multiply_rows_keys for a tile with itself, but a warp gets the rows of `row_block` and not those of its number. Waits.
-__device__ __forceinline__ void multiply_keys_keys(float (&acc)[32], uint32_t tile, int row_block,
-                                                   const tile::LaneOffsets& offsets) {
-  uint32_t rows[8][4];
-#pragma unroll
-  for (int s = 0; s < 8; ++s) tile::load_a<kChunk>(rows[s], tile, offsets, 16 * row_block, 2 * s);
-  auto& flat = reinterpret_cast<uint32_t(&)[32]>(rows);
-  const uint64_t keys = ptx::wgmma_descriptor(tile);
-  ptx::wgmma_keep(flat);
-  ptx::wgmma_keep(acc);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int s = 0; s < 8; ++s) {
-    ptx::wgmma_bf16<ptx::Major::kK>(acc, rows[s][0], rows[s][1], rows[s][2], rows[s][3],
-                                    keys + ptx::wgmma_advance((s >> 2) * kSquareTileBytes + (s & 3) * 32), s > 0);
-  }
-  ptx::wgmma_commit();
-  ptx::wgmma_wait<0>();
-  ptx::wgmma_keep(acc);
-  ptx::wgmma_keep(flat);
-}
-
 // The lane's view of the 16 rows of its warp: those of fragment elements 0, 1 and of 2, 3.
 struct RowPair {
-  int row_block, g, c;
-  float b[2], beta[2];
+  int g, c;
+  float b[2];
 
-  __device__ __forceinline__ RowPair(const ChunkScalars& scalars, int row_block, int lane)
-      : row_block(row_block), g(lane >> 2), c(lane & 3) {
+  __device__ __forceinline__ RowPair(const ChunkScalars& scalars, int row_block, int lane) : g(lane >> 2), c(lane & 3) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      b[half] = scalars[kLog2Decay][16 * row_block + g + 8 * half];
-      beta[half] = scalars[kBeta][16 * row_block + g + 8 * half];
-    }
+    for (int half = 0; half < 2; ++half) b[half] = scalars[kLog2Decay][16 * row_block + g + 8 * half];
   }
 
   // Gamma in the fragments of one 16 x 16 block; above the diagonal it may be infinite.
@@ -122,48 +98,6 @@ struct RowPair {
     }
   }
 };
-
-// A of one block from its K K^T: two words for the products, or the diagonal block for the substitution.
-template <bool kDiagonal>
-__device__ __forceinline__ void store_coefficients(BlockInverseSmem& smem, DiagonalBlocks& diagonal, const RowPair& rows,
-                                                   const ChunkScalars& scalars,
-                                                   const float* kk, int block,
-                                                   const tile::LaneOffsets& offsets) {
-  float decay[2][4], a[2][4];
-  rows.decays(decay, scalars, block);
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[n][i] = __fmul_rn(__fmul_rn(rows.beta[i >> 1], decay[n][i]), kk[4 * n + i]);
-      if (kDiagonal) {  // select, never multiply by zero
-        const int row = rows.g + 8 * (i >> 1), column = 8 * n + 2 * rows.c + (i & 1);
-        diagonal.of[rows.row_block][20 * column + row] = rows.below(n, i) > 0 ? a[n][i] : 0.f;
-      }
-    }
-  }
-  if (!kDiagonal) {
-    SplitBlock split;
-    split.set(a[0], a[1]);
-    split.store(smem, offsets, rows.row_block, block);
-  }
-}
-
-// A of the 16 rows of `row_block`.
-__device__ __forceinline__ void store_coefficient_rows(BlockInverseSmem& smem, DiagonalBlocks& diagonal,
-                                                       const ChunkScalars& scalars,
-                                                       const float (&kk)[32], int row_block,
-                                                       const tile::LaneOffsets& offsets, int lane) {
-  const RowPair rows(scalars, row_block, lane);
-#pragma unroll
-  for (int block = 0; block < 4; ++block) {
-    if (block < row_block) {
-      store_coefficients<false>(smem, diagonal, rows, scalars, kk + 8 * block, block, offsets);
-    } else if (block == row_block) {
-      store_coefficients<true>(smem, diagonal, rows, scalars, kk + 8 * block, block, offsets);
-    }
-  }
-}
 
 // P of a warp's rows, into a swizzled tile.
 __device__ __forceinline__ void store_attention_rows(char* tile_to, const ChunkScalars& scalars, const float (&qk)[32],

@@ -29,7 +29,7 @@ inline constexpr int kNativeWyCtasPerMultiprocessor = 4;
 
 // Dynamic shared memory; the structs live with the kernels, which assert these numbers. A chain's: three stages of K and Q, of
 // T and scalars, of the slices of V; with an output two of P and of the slices of O; barriers.
-inline constexpr uint32_t kNativeWySmemBytes = 56320;
+inline constexpr uint32_t kNativeWySmemBytes = 38912;
 CAKE_HOST_DEVICE constexpr uint32_t native_chain_smem_bytes(int slices, bool output) {
   const uint32_t slice = 3 * kSquareTileBytes + (output ? 2 * kSquareTileBytes : 0);
   return 3 * 2 * kTokenTileBytes + 3 * (kSquareTileBytes + 1024) + (output ? 2 * kSquareTileBytes : 0) + slices * slice + 1024;

@@ -39,6 +39,7 @@ struct RouterNative {
   static constexpr int kPBytes = Tile::kPBytes;
   static constexpr int kQBytes = kBlocks * kRouterBlockBytes;
   static constexpr int kStages = 7;
+  static constexpr int kEndBarrier = kRedoBarrier + 1;  // named barriers 1 and 2 are those of turns
   using Turn = RouterTurn<(kSplitP && kBlocks > 1)>;  // elsewhere products are too few to wait for
   using Ring = cake::pipe::Ring<kStages>;
   using Place = cake::pipe::RingPlace<kStages>;
@@ -437,16 +438,18 @@ struct RouterNative {
     const int rank = static_cast<int>(ptx::cluster_rank());
     ptx::launch_dependents();
     ptx::wait_for_predecessor();
+    // Producers and consumers meet at their ends, in two places of the program: a barrier with a name and a count.
+    const auto meet = [] { ptx::named_barrier_sync(kEndBarrier, kRouterNativeThreads); };
     if (warp >= 8) {
       ptx::give_registers<24>();
       produce(p, smem, threadIdx.x - 256, rank);
       if (kEnd != RouterEnd::kSlots && flags_of_columns(p, threadIdx.x - 256, 128) != 0) smem.special = 1;
-      __syncthreads();
+      meet();
       ptx::cluster_sync_relaxed();  // nobody leaves while others copy or arrive here
     } else {
       ptx::take_registers<240>();
       consume(p, smem, threadIdx.x);
-      __syncthreads();
+      meet();
       ptx::cluster_sync_relaxed();
       if constexpr (kEnd == RouterEnd::kSlots) {
         if (smem.special && threadIdx.x == 0) *p.terms.any_redo = 1;

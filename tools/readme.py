@@ -59,7 +59,7 @@ def run_text(report: dict, plot: str) -> str:
     )
     parts = [f"![Loss of every step]({plot})", found]
     if report["backend"] != "cpu":
-        parts.append("Hashes of that run; another machine gives other ones:")
+        parts.append("Hashes of the last of these runs; another machine gives other ones:")
         lines = ["| what must agree | runs and places | SHA-256 | agree |", "|---|---|---|---|"]
         for proof in report["proofs"]:
             hashes = ", ".join(f"`{text[:16]}`" for text in dict.fromkeys(proof["hashes"].values()))

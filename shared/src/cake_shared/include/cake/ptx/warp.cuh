@@ -11,12 +11,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// No instruction: what is made of the result is made anew behind it, where the compiler would keep it in registers over a loop.
-__device__ __forceinline__ int made_anew(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Copies 16 bytes from global to shared memory; with `valid` false it reads nothing and writes zeros.
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global, bool valid = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)

@@ -10,6 +10,7 @@
 // carry adds what rounding T to BF16 takes from its first subdiagonal.
 #pragma once
 
+#include "cake/gdn/any/carry_lost.cuh"
 #include "cake/gdn/any/tile_copy.cuh"
 #include "cake/gdn/sm90/params.h"
 
@@ -173,9 +174,8 @@ __device__ __forceinline__ void find_carried(BlockInverseScalars& smem, const Ch
   const float b = scalars[kLog2Decay][before];
   // As the row's own warp finds it.
   const float decayed = __fmul_rn(ptx::low_f16(smem.below[before]), ptx::exp2_approx(__fsub_rn(b, scalars[kLog2Decay][above])));
-  const float lost = __fsub_rn(decayed, ptx::low_bf16(ptx::pack_bf16(decayed, 0.f)));
   const float here = __fmul_rn(ptx::low_f16(smem.below[token]), ptx::exp2_approx(__fsub_rn(scalars[kLog2Decay][token], b)));
-  const float carried = token < 2 ? 0.f : __fmul_rn(lost, fminf(fmaxf(-here, -1.f), 1.f));
+  const float carried = token < 2 ? 0.f : carried_loss(decayed, here);
   smem.carried[token] = static_cast<uint16_t>(ptx::pack_bf16(carried, 0.f));
 }
 

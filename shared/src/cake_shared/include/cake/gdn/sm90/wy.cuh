@@ -309,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(cake::gdn::kWyThreads, cake::gdn::k
       }
       if (member == 0 && thread == 0 && next.exists()) next.load_keys(smem, &mapped.k);
 
-      const int lane = ptx::made_anew(thread & 31);  // addresses are cheaper to make than to keep
+      const int lane = ptx::opaque(thread & 31);  // addresses are cheaper to make than to keep
       const tile::LaneOffsets offsets(lane);
       uint32_t between[2] = {};
       switch (warp) {

@@ -20,6 +20,7 @@ PACKAGE, KERNEL, LIMIT = "cake_gdn_det_train", "token_gradients_sm90", 6e-3
 
 # The warpgroups that take registers: those that accumulate dQ and dK, the one that makes dP and M.
 ROLES = {"dQ, dK": 0, "dP, M": 1}
+FENCES = (5, 2)  # groups of products that a role's code begins
 _TAKES = "setmaxnreg.inc.sync.aligned.u32"
 _LATE = """{
 .reg .u32 n;
@@ -40,7 +41,7 @@ def delayed(text: str, role: int) -> str:
     assert len(takes) == len(ROLES)
     takes.sort(key=lambda i: -int(parts[i].removeprefix(_TAKES).split(";")[0]))  # accumulators take most registers
     fence = "wgmma.fence.sync.aligned;"
-    assert parts[takes[role]].count(fence) >= 2
+    assert parts[takes[role]].count(fence) == FENCES[role]
     parts[takes[role]] = parts[takes[role]].replace(fence, _LATE + fence)
     return "".join(parts)
 
